@@ -1,0 +1,170 @@
+"""A tile spread over the registers of a workgroup's threads."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from ..layout import Layout, ThreadValues
+from .memory import advance
+from .values import Value, constant, maximum, select
+
+
+class Fragment:
+    """Values of a tile, held as `layout` says. Arithmetic is element by element, each thread on its own.
+
+    A piece is named by one digit for each mode of layout.pieces. Held pieces are computed once, in program order;
+    streamed ones whenever asked for: a streamed Fragment is an expression that the loops of its uses evaluate."""
+
+    def __init__(self, k, layout: ThreadValues, streamed: bool, piece):
+        self.k, self.layout, self.streamed, self._piece = k, layout, streamed, piece
+        if not streamed:
+            self._piece = {d: piece(d) for d in self.names()}.__getitem__
+
+    def names(self):
+        return list(product(*map(range, self.layout.piece_sizes)))
+
+    def values(self):
+        return [self[d] for d in self.names()]
+
+    def like(self, values) -> Fragment:
+        """The same layout with other values, in the order of values()."""
+        return Fragment(self.k, self.layout, False, dict(zip(self.names(), values)).__getitem__)
+
+    def __getitem__(self, digits) -> Value:
+        """A piece; along a mode that this fragment does not have (reduced away), its only one."""
+        return self._piece(tuple(0 if n == 1 else d for d, n in zip(digits, self.layout.piece_sizes)))
+
+    def each(self, visit):
+        """visit(digits, piece) for all pieces: unrolled if held; if streamed a loop over the whole ones, then the tail."""
+        if not self.streamed:
+            for d in self.names():
+                visit(d, self[d])
+            return
+        whole, tail = self._stream()
+
+        @self.k.loop(0, whole)
+        def _(i):
+            visit((i,), self[i,])
+
+        for i in tail:
+            visit((i,), self[i,])
+
+    def _stream(self):
+        """(how many pieces lie inside the tile, the numbers of those that do not)"""
+        (mode,) = self.layout.pieces
+        whole = self.layout.tile[mode.axis] // mode.step
+        return whole, range(whole, mode.size)
+
+    # -- arithmetic
+    def map(self, f, *others) -> Fragment:
+        """f of each piece (and of the same piece of others; a Value is the same for all pieces)."""
+        fragments = [x for x in (self, *others) if isinstance(x, Fragment)]
+        widest = max((x.layout for x in fragments), key=lambda layout: layout.tile)
+        pick = lambda o, d: o[d] if isinstance(o, Fragment) else o
+        return Fragment(
+            self.k, widest, any(x.streamed for x in fragments), lambda d: f(self[d], *(pick(o, d) for o in others))
+        )
+
+    def to(self, dtype) -> Fragment:
+        return self.map(lambda v: v.to(dtype))
+
+    def __add__(s, o):
+        return s.map(lambda a, b: a + b, o)
+
+    def __sub__(s, o):
+        return s.map(lambda a, b: a - b, o)
+
+    def __mul__(s, o):
+        return s.map(lambda a, b: a * b, o)
+
+    def __truediv__(s, o):
+        return s.map(lambda a, b: a / b, o)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    # -- reductions
+    def sum(self, axis) -> Fragment:
+        return self.reduce(axis, lambda a, b: a + b, 0.0)
+
+    def max(self, axis) -> Fragment:
+        return self.reduce(axis, maximum, float("-inf"))
+
+    def reduce(self, axis, combine, identity) -> Fragment:
+        """Over pieces, the vector, lanes, waves: whatever of the layout lies along axis. All threads get the result."""
+        k, tv = self.k, self.layout
+        running = {}  # digits along the other axes -> vector so far
+
+        def take(digits):
+            key = tuple(0 if m.axis == axis else d for d, m in zip(digits, tv.pieces))
+            v = self._inside(digits, axis, identity)
+            running[key] = combine(running[key], v) if key in running else v
+
+        if self.streamed:
+            whole, tail = self._stream()
+            if whole:
+                take((0,))
+            if whole > 1:
+
+                @k.loop(1, whole, carry=running[0,])
+                def so_far(i, so_far):
+                    return combine(so_far, self._inside((i,), axis, identity))
+
+                running[0,] = so_far
+            for i in tail:
+                take((i,))
+        else:
+            for d in self.names():
+                take(d)
+        for key, v in running.items():
+            if tv.vector.axis == axis:
+                v = v.fold(combine)
+            running[key] = across_threads(k, tv.threads, axis, v, combine)
+        return Fragment(k, tv.without(axis), False, running.__getitem__)
+
+    def _inside(self, digits, axis, identity) -> Value:
+        """A piece whose elements beyond the tile's edge are `identity`."""
+        tv, v = self.layout, self[digits]
+        walked = tv.walk(digits)[axis]
+        if isinstance(walked, Value) or tv.reach(digits, axis) <= tv.edge(axis):
+            return v
+        first = tv.origin(self.k.thread)[axis] + walked
+        if tv.vector.axis != axis or tv.edge(axis) % tv.vector.size == 0:
+            return select(first < tv.edge(axis), v, identity)
+        for i in range(tv.vector.size):
+            v = v.insert(i, select(first + i < tv.edge(axis), v[i], constant(identity, v.dtype)))
+        return v
+
+
+def across_threads(k, modes, axis, value: Value, combine) -> Value:
+    """Combine over the thread modes along axis: lanes by exchanging registers, waves through shared memory."""
+    distance, waves = 1, 1
+    for mode in modes:
+        if mode.axis == axis and mode.step:
+            if mode.size & (mode.size - 1):
+                raise ValueError(f"threads {mode}: a reduction needs a power of two")
+            for d in (distance << i for i in range(mode.size.bit_length() - 1)):
+                if d < k.target.lanes:
+                    value = combine(*k.target.exchange(k, value, d))
+                else:
+                    waves *= 2
+        distance *= mode.size
+    return value if waves == 1 else across_waves(k, value, combine, waves)
+
+
+def across_waves(k, value: Value, combine, group: int) -> Value:
+    """Combine over `group` consecutive waves: each leaves its value in shared memory, all read those of their group."""
+    board = k.shared(value.dtype, Layout((k.workgroup_size // k.target.lanes,), (1,)))
+    slot = lambda wave: advance(board.pointer, wave, value.dtype)
+    if k.loops:
+        k.barrier()  # the last turn's values have been read
+
+    @k.when((k.thread % k.target.lanes).equals(0))
+    def _():
+        board.write(slot(k.subgroup), value, value.dtype.bytes)
+
+    k.barrier()
+    first = k.subgroup // group * group
+    parts = [board.read(slot(first + i), None, value.dtype.bytes) for i in range(group)]
+    while len(parts) > 1:
+        parts = [combine(a, b) for a, b in zip(parts[::2], parts[1::2])]
+    return parts[0]

@@ -1,0 +1,211 @@
+"""The tracer. A kernel is a Python function `kernel(k, problem, config)`; calling it once writes the MLIR.
+
+A Python `for` unrolls. What must stay a loop or a branch is a function, decorated:
+
+    @k.loop(0, tiles, carry=acc)          @k.when(row < rows)
+    def acc(t, acc):                      def _():
+        ...                                   y.store(...)
+        return acc + x
+
+The parameters are the carried values, `return` hands them to the next turn, and the function's name is what comes out.
+That is SSA's own shape: a name made inside cannot be used outside, because Python does not let it out either.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from ..dtypes import DType, i32
+from ..layout import Swizzle
+from ..mlir import ir, scf
+from .fragment import Fragment
+from .memory import Global, View
+from .values import Value, constant, mlir_type
+
+STAY_A_LOOP = "#llvm.loop_annotation<unroll = <disable = true>>"  # what Python did not unroll, LLVM shall not either
+
+
+class Kernel:
+    """One kernel while it is being traced for one target."""
+
+    def __init__(self, target, name: str, workgroup_size: int):
+        self.target, self.name, self.workgroup_size = target, name, workgroup_size
+        self.arguments: dict[str, object] = {}
+        self.shared_bytes, self.loops = 0, 0  # LDS asked for; loops being traced
+        self._scope, self._known = ExitStack(), {}  # what is open; what has been computed once at the top
+
+    # -- arguments and who am I
+    def args(self, **declared):
+        """Declare the entry's arguments, in order: `Global(...)` for memory, a DType for a scalar."""
+        self.arguments = declared
+        is_memory = lambda d: isinstance(d, Global)
+        types = [self.target.pointer_type() if is_memory(d) else mlir_type(d) for d in declared.values()]
+        got = self.target.begin(self, types, [is_memory(d) for d in declared.values()])
+        return [d.view(ssa) if is_memory(d) else Value(ssa, d) for d, ssa in zip(declared.values(), got)]
+
+    def open_top(self):
+        """Called by the target where the kernel's body begins."""
+        self._top = constant(0, i32).ssa.owner
+
+    def once(self, key, make):
+        """A value that depends on arguments and ids only: computed at the top, so it may be used anywhere."""
+        if key not in self._known:
+            with ir.InsertionPoint(self._top):
+                self._known[key] = make()
+        return self._known[key]
+
+    def workgroup_id(self, axis=0) -> Value:
+        return self.once(("workgroup", axis), lambda: self.target.workgroup_id(self, axis))
+
+    @property
+    def thread(self):
+        """Index in the workgroup: 0 .. workgroup_size - 1. The int 0 where a workgroup is one thread."""
+        return self.once("thread", lambda: self.target.thread(self))
+
+    @property
+    def subgroup(self):
+        """Index of the wave (warp) in the workgroup; uniform, so it lives in a scalar register."""
+        return self.once("subgroup", lambda: self.target.subgroup(self))
+
+    # -- control
+    def loop(self, lo, hi, step=1, carry=()):
+        """Decorator: run the body for lo, lo+step, ... < hi. `carry`: a Value, Fragment, or nest of tuples of them."""
+
+        def run(body):
+            leaves, rebuild = flatten(carry)
+            bounds = [x.ssa if isinstance(x, Value) else constant(x, i32).ssa for x in (lo, hi, step)]
+            op = scf.ForOp(*bounds, [v.ssa for v in leaves])
+            op.attributes["llvm.loop_annotation"] = ir.Attribute.parse(STAY_A_LOOP)
+            self.loops += 1
+            with ir.InsertionPoint(op.body):
+                now = rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.inner_iter_args, leaves)])
+                out = body(Value(op.induction_variable, i32), *([now] if carry != () else []))
+                after, _ = flatten(() if out is None else out)
+                same = [(v.dtype, v.width) for v in after] == [(v.dtype, v.width) for v in leaves]
+                if not same:
+                    raise TypeError(f"{body.__name__}: the loop carries {leaves} but its body returns {after}")
+                scf.yield_([v.ssa for v in after])
+            self.loops -= 1
+            return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
+
+        return run
+
+    def repeat(self, carry, going):
+        """Decorator: run the body while going(carried) holds. `going` is asked first; where lanes exchange, it is the same for all of a wave."""
+
+        def run(body):
+            leaves, rebuild = flatten(carry)
+            types = [v.ssa.type for v in leaves]
+            op = scf.WhileOp(types, [v.ssa for v in leaves])
+            again = lambda ssas: rebuild([Value(s, v.dtype, v.width) for s, v in zip(ssas, leaves)])
+            before = op.before.blocks.append(*types)
+            with ir.InsertionPoint(before):
+                scf.ConditionOp(going(again(before.arguments)).ssa, list(before.arguments))
+            after = op.after.blocks.append(*types)
+            self.loops += 1
+            with ir.InsertionPoint(after):
+                scf.yield_([v.ssa for v in flatten(body(again(after.arguments)))[0]])
+            self.loops -= 1
+            return again(op.results)
+
+        return run
+
+    def when(self, condition):
+        """Decorator: the body runs where condition holds. A condition that Python knows is decided now."""
+
+        def run(body):
+            if isinstance(condition, bool):
+                if condition:
+                    body()
+                return
+            op = scf.IfOp(condition.ssa)
+            with ir.InsertionPoint(op.then_block):
+                body()
+                scf.yield_([])
+
+        return run
+
+    # -- workgroup
+    def wait_loads(self, in_flight: int | None):
+        """Until all but this wave's youngest `in_flight` loads from memory have landed (None: go on). Says nothing of other waves."""
+        if in_flight is not None:
+            self.target.wait_loads(in_flight)
+
+    def barrier(self):
+        """All threads are here, and what each wrote to shared memory by ordinary stores is seen by all."""
+        self.target.barrier()
+
+    def phase_end(self):
+        """A barrier that nothing crosses, arithmetic included: what one half of the waves does meanwhile is part of the plan."""
+        self.target.pin()
+        self.target.barrier()
+        self.target.pin()
+
+    def urgent(self, body):
+        """Decorator: the scheduler prefers this wave to its neighbours while it runs the body."""
+        self.target.priority(1)
+        out = body()
+        self.target.priority(0)
+        return out
+
+    def shared(self, dtype: DType, layout, swizzle=None) -> View:
+        """Workgroup memory (LDS) laid out as told; swizzle acts on the element offset."""
+        size = layout.cosize * dtype.bytes
+        pointer = self.target.shared_memory(self, f"{self.name}_shared_{self.shared_bytes}", size)
+        self.shared_bytes += size
+        return View(pointer, dtype, layout.shape, layout.stride, swizzle or Swizzle())
+
+    def fragment(self, layout, streamed=False) -> Holder:
+        """A way to hold a tile in registers; see `Holder`. streamed: one piece at a time, the rest re-read."""
+        return Holder(self, layout, streamed)
+
+
+class Holder:
+    """Who holds what, ready to load and store.
+
+    held      every piece is read once and stays in registers; pieces unroll.
+    streamed  a piece lives for one turn of a loop; each use of the fragment re-reads memory. For rows that no register
+              file holds (a CPU's, or a very long row): same kernel text. What is read must not be written in between."""
+
+    def __init__(self, k, layout, streamed=False):
+        self.k, self.layout, self.streamed = k, layout, streamed
+
+    def load(self, view: View) -> Fragment:
+        read = lambda digits: view.load(self.k, self.layout, digits)
+        return Fragment(self.k, self.layout, self.streamed, read)
+
+    def store(self, view: View, fragment: Fragment):
+        fragment.each(lambda digits, v: view.store(self.k, self.layout, digits, v))
+
+    def zeros(self, dtype: DType) -> Fragment:
+        return Fragment(self.k, self.layout, False, lambda _: constant(0, dtype, self.layout.vector.size))
+
+
+def flatten(tree):
+    """A nest of Values and Fragments -> (its Values, a function that rebuilds the nest from as many Values)."""
+    if isinstance(tree, Value):
+        return [tree], lambda vs: vs[0]
+    if isinstance(tree, Fragment):
+        return tree.values(), tree.like
+    parts = [flatten(x) for x in tree]
+
+    def rebuild(vs):
+        out = []
+        for leaves, make in parts:
+            out.append(make(vs[: len(leaves)]))
+            vs = vs[len(leaves) :]
+        return tuple(out)
+
+    return [v for leaves, _ in parts for v in leaves], rebuild
+
+
+def trace(kernel, target, problem, config, name=None):
+    """Run `kernel` once for `target`; the Kernel that comes back holds the MLIR module."""
+    with ir.Context() as context, ir.Location.unknown():
+        k = Kernel(target, name or kernel.__name__, config.workgroup_size)
+        k.context, k.module = context, target.open_module()
+        with k._scope:
+            kernel(k, problem, config)
+            target.end(k)
+        k.module.operation.verify()
+        return k

@@ -1,0 +1,58 @@
+"""Matrix instructions over a workgroup: an atom, repeated in registers and spread over waves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from ..dtypes import f32
+from ..layout import ThreadValues
+from .fragment import Fragment
+from .values import constant
+
+
+@dataclass(frozen=True)
+class MatrixAtom:
+    """One matrix instruction, D = A B^T + D, and who holds what: a of (rows, k), b of (columns, k), d of (rows, columns).
+
+    The order of a fragment's pieces is the order of the instruction's registers (last mode of `pieces` fastest)."""
+
+    name: str  # of the LLVM intrinsic
+    a: ThreadValues
+    b: ThreadValues
+    d: ThreadValues
+    scale: ThreadValues | None = None  # of a and of b: (rows, blocks of k), one E8M0 byte a lane
+
+
+class TiledMma:
+    """acc = mma(a, b, acc) for the workgroup's tile: `repeat` atoms a wave and `waves` waves, along (rows, columns)."""
+
+    def __init__(self, k, atom: MatrixAtom, waves, repeat):
+        self.k, self.atom, self.repeat = k, atom, repeat
+        (wm, wn), (rm, rn) = waves, repeat
+        self.a = atom.a.repeat(rm, 1).spread((wm, 0), (wn, None))  # waves side by side along N hold the same A
+        self.b = atom.b.repeat(rn, 1).spread((wm, None), (wn, 0))
+        self.d = atom.d.repeat(rm, rn).spread((wm, 0), (wn, 1))
+        if atom.scale:
+            self.scale_a = atom.scale.repeat(rm, 1).spread((wm, 0), (wn, None))
+            self.scale_b = atom.scale.repeat(rn, 1).spread((wm, None), (wn, 0))
+        self.depth = atom.a.tile[1]  # K of one step
+
+    def zeros(self) -> Fragment:
+        return Fragment(self.k, self.d, False, lambda _: constant(0, f32, self.d.vector.size))
+
+    def __call__(
+        self, a: Fragment, b: Fragment, acc: Fragment, scale_a: Fragment = None, scale_b: Fragment = None
+    ) -> Fragment:
+        registers = lambda f, atom, *at: [f[d + at] for d in product(*map(range, atom.piece_sizes))]
+        out = {}
+        for i, j in product(*map(range, self.repeat)):
+            d = self.k.target.mma(
+                self.atom,
+                registers(a, self.atom.a, i, 0),
+                registers(b, self.atom.b, j, 0),
+                registers(acc, self.atom.d, i, j),
+                *([scale_a[i, 0], scale_b[j, 0]] if self.atom.scale else []),
+            )
+            out.update(zip((n + (i, j) for n in product(*map(range, self.atom.d.piece_sizes))), d))
+        return acc.like([out[n] for n in acc.names()])

@@ -1,0 +1,56 @@
+"""What a dense matrix product is asked to do: everything a kernel is specialised for, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from flykernels.dtypes import DType, dtype
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+# Where the unit stride of a 2-D operand is: "row" (elements of a row are neighbours), "col", or "any" (neither).
+LAYOUTS = ("row", "col", "any")
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """C = activation(A B + bias) + residual, accumulated in f32.
+
+    A is (M, K), B is (K, N), C is (M, N); all may carry one leading batch axis. N and K are constants of the kernel; M,
+    the row strides and the batch strides are run-time arguments, so one kernel serves a symbolic M and padded rows.
+
+    n, k          sizes, >= 1
+    dtype         of A and B: "f32", "bf16" or "f16"
+    out_dtype     of C (and bias and residual)
+    a, b          where each operand's unit stride is: "row", "col" or "any" (B of a Linear layer, weight.T, is "col")
+    batched       a leading batch axis with run-time strides (0 allowed: broadcast)
+    bias          "none", "row" (one value a column, shape (N,)) or "full" ((M, N), any strides: addmm's general input)
+    activation    one of ACTIVATIONS, applied to A B + bias in f32
+    residual      a (M, N) row-major tensor added after the activation
+    packed_b      B is constant and arrives packed as `space.py`'s configuration says, not as (K, N)
+    m_hint        the M that tuning is done for; says nothing about correctness
+    """
+
+    n: int
+    k: int
+    dtype: str = "f32"
+    out_dtype: str = "f32"
+    a: str = "row"
+    b: str = "row"
+    batched: bool = False
+    bias: str = "none"
+    activation: str = "none"
+    residual: bool = False
+    packed_b: bool = False
+    m_hint: int = 128
+
+    @property
+    def input_type(self) -> DType:
+        return dtype(self.dtype)
+
+    @property
+    def output_type(self) -> DType:
+        return dtype(self.out_dtype)
+
+    def key(self) -> dict:
+        """Readable JSON form: what a cache entry holds."""
+        return asdict(self)
