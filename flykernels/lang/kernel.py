@@ -14,8 +14,10 @@ That is SSA's own shape: a name made inside cannot be used outside, because Pyth
 from __future__ import annotations
 
 from contextlib import ExitStack
+from math import prod
 
-from ..dtypes import DType, i32
+from ..codeobject import Extent
+from ..dtypes import DType, i32, i64
 from ..layout import Swizzle
 from ..mlir import ir, scf
 from .fragment import Fragment
@@ -32,6 +34,7 @@ class Kernel:
         self.target, self.name, self.workgroup_size = target, name, workgroup_size
         self.arguments: dict[str, object] = {}
         self.shared_bytes, self.loops = 0, 0  # LDS asked for; loops being traced
+        self.grid: tuple = ((Extent(1),),)  # workgroups along each axis; see codeobject.Extent
         self._scope, self._known = ExitStack(), {}  # what is open; what has been computed once at the top
 
     # -- arguments and who am I
@@ -73,13 +76,15 @@ class Kernel:
 
         def run(body):
             leaves, rebuild = flatten(carry)
-            bounds = [x.ssa if isinstance(x, Value) else constant(x, i32).ssa for x in (lo, hi, step)]
+            wide = any(isinstance(x, Value) and x.dtype == i64 for x in (lo, hi, step))
+            kind = i64 if wide else i32  # of the loop's variable: i64 where a bound is
+            bounds = [x.to(kind).ssa if isinstance(x, Value) else constant(x, kind).ssa for x in (lo, hi, step)]
             op = scf.ForOp(*bounds, [v.ssa for v in leaves])
             op.attributes["llvm.loop_annotation"] = ir.Attribute.parse(STAY_A_LOOP)
             self.loops += 1
             with ir.InsertionPoint(op.body):
                 now = rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.inner_iter_args, leaves)])
-                out = body(Value(op.induction_variable, i32), *([now] if carry != () else []))
+                out = body(Value(op.induction_variable, kind), *([now] if carry != () else []))
                 after, _ = flatten(() if out is None else out)
                 same = [(v.dtype, v.width) for v in after] == [(v.dtype, v.width) for v in leaves]
                 if not same:
@@ -154,6 +159,10 @@ class Kernel:
         pointer = self.target.shared_memory(self, f"{self.name}_shared_{self.shared_bytes}", size)
         self.shared_bytes += size
         return View(pointer, dtype, layout.shape, layout.stride, swizzle or Swizzle())
+
+    def private(self, dtype: DType, *shape) -> View:
+        """Scratch memory of this thread, row-major, aligned to a cache line; what it holds at first is undefined."""
+        return Global(dtype, shape).view(self.target.private_memory(self, prod(shape) * dtype.bytes))
 
     def fragment(self, layout, streamed=False) -> Holder:
         """A way to hold a tile in registers; see `Holder`. streamed: one piece at a time, the rest re-read."""
