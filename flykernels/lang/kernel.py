@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from ..dtypes import DType, i32
+from ..dtypes import DType, i32, i64
 from ..layout import Swizzle
 from ..mlir import ir, scf
 from .fragment import Fragment
@@ -33,25 +33,36 @@ class Kernel:
         self.arguments: dict[str, object] = {}
         self.shared_bytes, self.loops = 0, 0  # LDS asked for; loops being traced
         self._scope, self._known = ExitStack(), {}  # what is open; what has been computed once at the top
+        self._at_top: dict[int, Value] = {}  # arguments, and what has been computed from them there
 
     # -- arguments and who am I
     def args(self, **declared):
-        """Declare the entry's arguments, in order: `Global(...)` for memory, a DType for a scalar."""
+        """Declare the entry's arguments, in order: `Global(...)` for memory, a DType for a scalar.
+
+        Sizes and strides of a Global may name scalars that are declared before or after it."""
         self.arguments = declared
         is_memory = lambda d: isinstance(d, Global)
         types = [self.target.pointer_type() if is_memory(d) else mlir_type(d) for d in declared.values()]
-        got = self.target.begin(self, types, [is_memory(d) for d in declared.values()])
-        return [d.view(ssa) if is_memory(d) else Value(ssa, d) for d, ssa in zip(declared.values(), got)]
+        got = dict(zip(declared, self.target.begin(self, types, [is_memory(d) for d in declared.values()])))
+        scalars = {n: Value(got[n], d) for n, d in declared.items() if not is_memory(d)}
+        self._at_top = {id(v.ssa): v for v in scalars.values()}
+        return [d.view(got[n], scalars) if is_memory(d) else scalars[n] for n, d in declared.items()]
 
     def open_top(self):
         """Called by the target where the kernel's body begins."""
         self._top = constant(0, i32).ssa.owner
 
-    def once(self, key, make):
-        """A value that depends on arguments and ids only: computed at the top, so it may be used anywhere."""
+    def once(self, key, make, uses=()):
+        """A value that depends on arguments and ids only: computed at the top, so it may be used anywhere.
+
+        `uses`: Values that `make` reads; if one is not itself known at the top, the value is computed here instead."""
+        if not all(id(v.ssa) in self._at_top for v in uses):
+            return make()
         if key not in self._known:
             with ir.InsertionPoint(self._top):
-                self._known[key] = make()
+                self._known[key] = value = make()
+            if isinstance(value, Value):
+                self._at_top[id(value.ssa)] = value
         return self._known[key]
 
     def workgroup_id(self, axis=0) -> Value:
@@ -73,13 +84,14 @@ class Kernel:
 
         def run(body):
             leaves, rebuild = flatten(carry)
-            bounds = [x.ssa if isinstance(x, Value) else constant(x, i32).ssa for x in (lo, hi, step)]
+            kind = i64 if any(isinstance(x, Value) and x.dtype is i64 for x in (lo, hi, step)) else i32
+            bounds = [(x.to(kind) if isinstance(x, Value) else constant(x, kind)).ssa for x in (lo, hi, step)]
             op = scf.ForOp(*bounds, [v.ssa for v in leaves])
             op.attributes["llvm.loop_annotation"] = ir.Attribute.parse(STAY_A_LOOP)
             self.loops += 1
             with ir.InsertionPoint(op.body):
                 now = rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.inner_iter_args, leaves)])
-                out = body(Value(op.induction_variable, i32), *([now] if carry != () else []))
+                out = body(Value(op.induction_variable, kind), *([now] if carry != () else []))
                 after, _ = flatten(() if out is None else out)
                 same = [(v.dtype, v.width) for v in after] == [(v.dtype, v.width) for v in leaves]
                 if not same:
@@ -155,9 +167,10 @@ class Kernel:
         self.shared_bytes += size
         return View(pointer, dtype, layout.shape, layout.stride, swizzle or Swizzle())
 
-    def fragment(self, layout, streamed=False) -> Holder:
-        """A way to hold a tile in registers; see `Holder`. streamed: one piece at a time, the rest re-read."""
-        return Holder(self, layout, streamed)
+    def fragment(self, layout, streamed=False, elementwise=False) -> Holder:
+        """A way to hold a tile in registers; see `Holder`. streamed: one piece at a time, the rest re-read.
+        elementwise: elements of a vector are not neighbours in memory, each is moved by itself."""
+        return Holder(self, layout, streamed, elementwise)
 
 
 class Holder:
@@ -167,15 +180,15 @@ class Holder:
     streamed  a piece lives for one turn of a loop; each use of the fragment re-reads memory. For rows that no register
               file holds (a CPU's, or a very long row): same kernel text. What is read must not be written in between."""
 
-    def __init__(self, k, layout, streamed=False):
-        self.k, self.layout, self.streamed = k, layout, streamed
+    def __init__(self, k, layout, streamed=False, elementwise=False):
+        self.k, self.layout, self.streamed, self.elementwise = k, layout, streamed, elementwise
 
     def load(self, view: View) -> Fragment:
-        read = lambda digits: view.load(self.k, self.layout, digits)
+        read = lambda digits: view.load(self.k, self.layout, digits, self.elementwise)
         return Fragment(self.k, self.layout, self.streamed, read)
 
     def store(self, view: View, fragment: Fragment):
-        fragment.each(lambda digits, v: view.store(self.k, self.layout, digits, v))
+        fragment.each(lambda digits, v: view.store(self.k, self.layout, digits, v, self.elementwise))
 
     def zeros(self, dtype: DType) -> Fragment:
         return Fragment(self.k, self.layout, False, lambda _: constant(0, dtype, self.layout.vector.size))
