@@ -14,8 +14,9 @@ from math import gcd, prod
 import numpy as np
 
 from ..dtypes import DType, i64
-from ..layout import Layout, Swizzle, ThreadValues, flatten
+from ..layout import IDENTITY, Layout, Swizzle, ThreadValues, flatten
 from ..mlir import arith, llvm
+from .errors import TraceError
 from .values import Value, constant, minimum, mlir_type, select
 
 
@@ -44,13 +45,18 @@ class Global:
             if not isinstance(x, str):
                 return x
             if x not in (scalars or {}):
-                raise ValueError(f"size or stride {x!r} is not among the scalar arguments {sorted(scalars or {})}")
+                raise TraceError(
+                    f"size or stride {x!r} of a Global is not among the scalar arguments {sorted(scalars or {})}",
+                    f"declare it: k.args(..., {x}=i32)",
+                )
             return scalars[x]
 
         shape = tuple(map(known, self.shape))
         stride = tuple(map(known, self.stride)) if self.stride is not None else dense(shape)
         if len(shape) != len(stride):
-            raise ValueError(f"{len(shape)} sizes {self.shape} but {len(stride)} strides {self.stride}")
+            raise TraceError(
+                f"{len(shape)} sizes {self.shape} but {len(stride)} strides {self.stride}", "give one each"
+            )
         return View(pointer, self.dtype, shape, stride, alignment=self.alignment, stride_multiple=self.stride_multiple)
 
 
@@ -75,7 +81,7 @@ class View:
     dtype: DType
     shape: tuple
     stride: tuple
-    swizzle: Swizzle = Swizzle()  # of the element offset
+    swizzle: Swizzle = IDENTITY  # of the element offset
     alignment: int = 16  # of the pointer, bytes
     tags: tuple = ()  # MLIR attributes put on loads: (name, attribute)
     stride_multiple: int = 1  # of strides that are Values, elements
@@ -128,8 +134,11 @@ class View:
     def __getitem__(self, index) -> View:
         """view[i]: fix the first coordinate."""
         step = self.stride[0]
-        if self.swizzle.bits and (not isinstance(step, int) or step % self.swizzle.period):
-            raise ValueError(f"{self} is not indexed along its swizzle")
+        if self.swizzle and (not isinstance(step, int) or step % self.swizzle.period):
+            raise TraceError(
+                f"{self} is not indexed along its swizzle",
+                f"let the first axis step by a multiple of {self.swizzle.period} elements",
+            )
         if isinstance(step, tuple):
             pointer, alignment = self._step(self.pointer, offset_along(self.shape[0], step, index), 1), 0
             alignment = gcd(self.alignment, *(s * self.dtype.bytes for s in flatten(step)))
@@ -225,9 +234,10 @@ class View:
         base = self._address(k, tv, digits, elementwise)
         if not elementwise:
             return lambda i: advance(base, i, self.dtype)
-        if self.swizzle.bits or isinstance(self.stride[tv.vector.axis], tuple):
-            raise ValueError(
-                f"{self} is not read element by element: it is swizzled, or nested along the vectors' axis"
+        if self.swizzle or isinstance(self.stride[tv.vector.axis], tuple):
+            raise TraceError(
+                f"{self} is swizzled, or nested along the vectors' axis, and is not moved element by element",
+                "use vectors along its contiguous axis",
             )
         step = self.stride[tv.vector.axis]
         return lambda i: advance(base, step * (i * tv.vector.step), self.dtype)
@@ -240,8 +250,10 @@ class View:
         key = ("offset", self.shape if nested else None, self.stride, self.swizzle, tv)
         offset = lambda d: k.once((*key, d), lambda: place(self, tv, k.thread, d), runtime)
         streamed = any(isinstance(d, Value) for d in digits)
-        if streamed and (self.swizzle.bits or nested):
-            raise ValueError(f"{self} is not streamed: it is swizzled or nested")
+        if streamed and (self.swizzle or nested):
+            raise TraceError(
+                f"{self} is swizzled or nested, and is not streamed", "hold it: fragment(layout, streamed=False)"
+            )
         if not runtime:
             distance = constant_distance(
                 self.shape if nested else None, self.stride, self.swizzle, tv, zero if streamed else digits, elementwise
@@ -280,8 +292,9 @@ class View:
         """A view with fewer axes than the tile repeats along the missing leading ones."""
         missing = len(tv.tile) - len(self.shape)
         if missing < 0:
-            raise ValueError(
-                f"{self} has {len(self.shape)} axes, the tile of {tv} only {len(tv.tile)}: fix some with view[i]"
+            raise TraceError(
+                f"{self} has {len(self.shape)} axes, the tile of {tv!r} only {len(tv.tile)}",
+                "fix some axes with view[i]",
             )
         if not missing:
             return self
@@ -292,8 +305,8 @@ class View:
 
     def _alignment(self, tv):
         """Bytes that every piece's address is a multiple of; back ends split what this is too small for."""
-        if self.swizzle.bits:
-            return gcd(self.alignment, (1 << self.swizzle.base) * self.dtype.bytes)
+        if self.swizzle:
+            return gcd(self.alignment, self.swizzle.chunk * self.dtype.bytes)
         if any(isinstance(s, tuple) for s in self.stride):
             return gcd(self.alignment, common_multiple(self.shape, self.stride, tv) * self.dtype.bytes)
         alignment = self.alignment
@@ -314,7 +327,9 @@ def split(size, stride, n):
     axis = Layout((size,), (stride,))
     parts = axis.divide(Layout((n,), (1,)))
     if axis.size % n:
-        raise ValueError(f"the nested axis {axis} is not cut into whole tiles of {n}")
+        raise TraceError(
+            f"the nested axis {axis!r} is not cut into whole tiles of {n}", "choose a tile that divides it"
+        )
     inner, outer = zip(parts.shape, parts.stride)
     return Layout(*inner), Layout(*outer)
 
@@ -347,10 +362,10 @@ def common_multiple(shape, stride, tv: ThreadValues) -> int:
     return out
 
 
-def not_contiguous(tv, stride):
-    return ValueError(
-        f"the vectors of {tv} are not contiguous in strides {stride}: put the vector along the axis of stride 1, or say "
-        "fragment(layout, elementwise=True) to move element by element"
+def not_contiguous(tv, stride) -> TraceError:
+    return TraceError(
+        f"the vectors of {tv!r} are not contiguous in strides {stride}",
+        "put the vector along the axis of stride 1, or move element by element: fragment(layout, elementwise=True)",
     )
 
 

@@ -13,8 +13,14 @@ A float `a * b + c` may fuse into one rounding (the `contract` flag is on); noth
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+from typing import Any
+
 from ..dtypes import DType, f32, i1, i32
 from ..mlir import arith, ir, llvm, math
+from .errors import TraceError
+
+TARGET: ContextVar[Any] = ContextVar("TARGET")  # the target that is being traced for
 
 
 def mlir_type(dtype: DType, width=None):
@@ -43,7 +49,10 @@ class Value:
         return f"<{self.dtype}{'' if self.width is None else f'x{self.width}'}>"
 
     def __bool__(self):
-        raise TypeError("a kernel value has no truth while tracing: use select(...) or k.when(...)")
+        raise TraceError(
+            "a kernel value has no truth while tracing",
+            "choose with select(condition, a, b), or branch with k.when(...)",
+        )
 
     def map(self, f, *others):
         return f(self, *others)  # as Fragment.map
@@ -54,7 +63,7 @@ class Value:
         if width is None or self.width == width:
             return self
         if self.width is not None:
-            raise TypeError(f"{self} is not {width} wide")
+            raise TraceError(f"{self} is not {width} wide", "widths of vectors must agree; a scalar fits any")
         v = Value(llvm.mlir_undef(mlir_type(self.dtype, width)), self.dtype, width).insert(0, self)
         return v.shuffle([0] * width)
 
@@ -116,14 +125,14 @@ class Value:
         """self and other as values of one type; a Python number takes self's type, a scalar is splat."""
         if isinstance(other, (int, float)):
             if isinstance(other, float) and not self.dtype.is_float:
-                raise TypeError(f"{self} and the float {other}: convert with .to(...)")
+                raise TraceError(f"{self} meets the float {other}", "convert the value with .to(f32) first")
             return self, constant(other, self.dtype, self.width)
         if not isinstance(other, Value):
             return NotImplemented, NotImplemented
         if self.dtype != other.dtype:
             a, b = self.dtype, other.dtype
             if a.is_float or b.is_float or a.signed != b.signed:
-                raise TypeError(f"{self} and {other} differ in type: convert one with .to(...)")
+                raise TraceError(f"{self} and {other} differ in type", "convert one with .to(...)")
             wider = a if a.bits > b.bits else b
             return self.to(wider)._with(other.to(wider))
         width = self.width if self.width is not None else other.width
@@ -136,7 +145,7 @@ class Value:
         if swap:
             a, b = b, a
         if (on_float if a.dtype.is_float else on_int) is None:
-            raise TypeError(f"this operation is not defined for {a}: convert with .to(...)")
+            raise TraceError(f"this operation is not defined for {a}", "convert with .to(...)")
         if not a.dtype.is_float:
             return Value(on_int(a.ssa, b.ssa), a.dtype, a.width)
         return Value(on_float(a.ssa, b.ssa, fastmath=arith.FastMathFlags.contract), a.dtype, a.width)
@@ -185,7 +194,7 @@ class Value:
     def _divide(s, o):
         """(quotient rounded down, remainder with the divisor's sign), of integers."""
         if s.dtype.is_float:
-            raise TypeError(f"// and % are for integers, not {s}: use / and floor of it")
+            raise TraceError(f"// and % are for integers, not {s}", "divide with /, or convert with .to(i32)")
         a, b = s._with(o)
         if not a.dtype.signed:
             return s._op(o, None, arith.divui), s._op(o, None, arith.remui)
@@ -250,7 +259,7 @@ def select(condition, yes, no):
         return yes if condition else no
     model = yes if isinstance(yes, Value) else no
     if not isinstance(model, Value):
-        raise TypeError(f"select between the numbers {yes} and {no}: make one a constant(number, dtype)")
+        raise TraceError(f"select between the numbers {yes} and {no}", "give one a type: constant(number, dtype)")
     yes, no = (x if isinstance(x, Value) else constant(x, model.dtype, model.width) for x in (yes, no))
     width = next((x.width for x in (yes, no, condition) if x.width is not None), None)
     yes, no = yes.splat(width), no.splat(width)
