@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
+from math import prod
 
 from ..codeobject import Argument, Extent
 from ..dtypes import DType, i32, i64
@@ -35,8 +36,8 @@ class Kernel:
         self.target, self.name, self.workgroup_size = target, name, workgroup_size
         self.arguments: dict[str, object] = {}
         self.source: dict = {}  # what is being built, readable: see CodeObject.source
-        self.grid_axes: tuple[tuple[Extent, ...], ...] = ((Extent(1),),)
         self.shared_bytes, self.loops = 0, 0  # LDS asked for; loops being traced
+        self.grid: tuple[tuple[Extent, ...], ...] = ((Extent(1),),)  # workgroups along each axis; see codeobject.Extent
         self._scope, self._known = ExitStack(), {}  # what is open; what has been computed once at the top
         self._at_top: dict[int, Value] = {}  # arguments, and what has been computed from them there
 
@@ -52,12 +53,6 @@ class Kernel:
         scalars = {n: Value(got[n], d) for n, d in declared.items() if not is_memory(d)}
         self._at_top = {id(v.ssa): v for v in scalars.values()}
         return [d.view(got[n], scalars) if is_memory(d) else scalars[n] for n, d in declared.items()]
-
-    def grid(self, *axes):
-        """How many workgroups there are along each axis (1 to 3): an Extent, several whose counts are multiplied, a
-        number, or the name of a scalar argument. Say it once; without it there is one workgroup."""
-        one = lambda f: f if isinstance(f, Extent) else Extent(f)
-        self.grid_axes = tuple(tuple(map(one, a)) if isinstance(a, tuple) else (one(a),) for a in axes)
 
     def signature(self) -> tuple[Argument, ...]:
         """The declared arguments as a code object lists them."""
@@ -101,8 +96,9 @@ class Kernel:
 
         def run(body):
             leaves, rebuild = flatten(carry)
-            kind = i64 if any(isinstance(x, Value) and x.dtype is i64 for x in (lo, hi, step)) else i32
-            bounds = [(x.to(kind) if isinstance(x, Value) else constant(x, kind)).ssa for x in (lo, hi, step)]
+            wide = any(isinstance(x, Value) and x.dtype == i64 for x in (lo, hi, step))
+            kind = i64 if wide else i32  # of the loop's variable: i64 where a bound is
+            bounds = [x.to(kind).ssa if isinstance(x, Value) else constant(x, kind).ssa for x in (lo, hi, step)]
             op = scf.ForOp(*bounds, [v.ssa for v in leaves])
             op.attributes["llvm.loop_annotation"] = ir.Attribute.parse(STAY_A_LOOP)
             self.loops += 1
@@ -193,6 +189,10 @@ class Kernel:
         pointer = self.target.shared_memory(self, f"{self.name}_shared_{self.shared_bytes}", size)
         self.shared_bytes += size
         return View(pointer, dtype, layout.shape, layout.stride, swizzle or IDENTITY)
+
+    def private(self, dtype: DType, *shape) -> View:
+        """Scratch memory of this thread, row-major, aligned to a cache line; what it holds at first is undefined."""
+        return Global(dtype, shape).view(self.target.private_memory(self, prod(shape) * dtype.bytes))
 
     def fragment(self, layout, streamed=False, elementwise=False) -> Holder:
         """A way to hold a tile in registers; see `Holder`. streamed: one piece at a time, the rest re-read.

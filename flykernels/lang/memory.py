@@ -13,9 +13,9 @@ from math import gcd, prod
 
 import numpy as np
 
-from ..dtypes import DType, i64
+from ..dtypes import DType, i1, i64
 from ..layout import IDENTITY, Layout, Swizzle, ThreadValues, flatten
-from ..mlir import arith, llvm
+from ..mlir import arith, ir, llvm
 from .errors import TraceError
 from .values import Value, constant, minimum, mlir_type, select
 
@@ -214,6 +214,36 @@ class View:
                 def _():
                     view.write(element(i), value[i], self.dtype.bytes)
 
+    # -- one element or a run of neighbours, on targets where a thread walks memory by itself
+    def at(self, *coord) -> View:
+        """The same view with its origin moved to `coord` (ints or Values of any integer type); all axes remain."""
+        whole = (*coord, *(0 for _ in self.stride[len(coord) :]))
+        offset = sum((_wide(c) * _wide(s) for c, s in zip(whole, self.stride)), 0)
+        return replace(self, pointer=advance(self.pointer, offset, self.dtype), alignment=self.dtype.bytes)
+
+    def get(self, *coord, width=None, count=None) -> Value:
+        """The element at coord, or `width` neighbours along the last axis, whose stride is 1.
+
+        count: only the first `count` (an int) of them may be touched; the others are zeros."""
+        pointer = self.at(*coord).pointer
+        if count is None or count == width:
+            return self.read(pointer, width, self.dtype.bytes)
+        kind, zeros = mlir_type(self.dtype, width), constant(0, self.dtype, width)
+        first = _first(count, width)
+        return Value(
+            llvm.intr_masked_load(kind, pointer, first, self.dtype.bytes, pass_thru=zeros.ssa),
+            self.dtype,
+            width,
+        )
+
+    def put(self, value: Value, *coord, count=None):
+        """Writes one element or a vector at coord; count: only its first `count` (an int) elements."""
+        pointer = self.at(*coord).pointer
+        if count is None or count == value.width:
+            self.write(pointer, value, self.dtype.bytes)
+        else:
+            llvm.intr_masked_store(value.ssa, pointer, _first(count, value.width), self.dtype.bytes)
+
     def read(self, pointer, width, alignment) -> Value:
         """A load of `width` elements (None: one scalar) at an LLVM pointer; alignment in bytes."""
         loaded = llvm.LoadOp(mlir_type(self.dtype, width), pointer, alignment=alignment, **dict(self.tags))
@@ -379,6 +409,18 @@ def advance(pointer, elements, dtype):
         ssa = arith.extui(mlir_type(i64), ssa)  # lets a 32-bit register be the address's offset
     operand_follows = -2147483648  # LLVM's mark among the constant indices
     return llvm.getelementptr(pointer.type, pointer, [ssa], [operand_follows], mlir_type(dtype), 0)
+
+
+def _wide(x):
+    """A coordinate or stride for address arithmetic: 64 bits; an int stays an int."""
+    return x.to(i64) if isinstance(x, Value) else x
+
+
+def _first(count, width):
+    """A mask of `width` lanes with the first `count` set."""
+    lanes = ", ".join("true" if i < count else "false" for i in range(width))
+    kind = mlir_type(i1, width)
+    return arith.constant(kind, ir.Attribute.parse(f"dense<[{lanes}]> : {kind}"))
 
 
 def is_shared(pointer):

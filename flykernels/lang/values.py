@@ -67,10 +67,11 @@ class Value:
         v = Value(llvm.mlir_undef(mlir_type(self.dtype, width)), self.dtype, width).insert(0, self)
         return v.shuffle([0] * width)
 
-    def shuffle(self, lanes) -> Value:
-        """The elements named by `lanes`, as a new vector."""
+    def shuffle(self, lanes, other: Value | None = None) -> Value:
+        """The elements named by `lanes`, as a new vector; `other`'s (of the same type) are numbered from width on."""
         n = len(lanes)
-        return Value(llvm.shufflevector(mlir_type(self.dtype, n), self.ssa, self.ssa, lanes), self.dtype, n)
+        second = (other or self).ssa
+        return Value(llvm.shufflevector(mlir_type(self.dtype, n), self.ssa, second, lanes), self.dtype, n)
 
     def __getitem__(self, i) -> Value:
         if self.width is None:
@@ -279,6 +280,52 @@ def _pairwise(on_numbers, on_float, on_int):
 
 maximum = _pairwise(max, arith.maxnumf, (arith.maxui, arith.maxsi))  # of a number and a NaN: the number
 minimum = _pairwise(min, arith.minnumf, (arith.minui, arith.minsi))
+
+
+def fma(a, b, c) -> Value:
+    """a * b + c with one rounding. Float Values; a scalar or a number among them is splat."""
+    values = [x for x in (a, b, c) if isinstance(x, Value)]
+    dtype, width = values[0].dtype, next((v.width for v in values if v.width is not None), None)
+    a, b, c = ((x if isinstance(x, Value) else constant(x, dtype)).splat(width) for x in (a, b, c))
+    return Value(math.fma(a.ssa, b.ssa, c.ssa), dtype, width)
+
+
+def transpose(rows) -> list[Value]:
+    """n vectors n wide (n a power of two, >= 4) -> the n columns.
+
+    Blocks of 4 and more change places between pairs of rows; what is left are 4x4 blocks inside 128-bit lanes, where
+    two interleavings do it: 3 shuffles an element of the diagonal for n = 8 on AVX."""
+    rows, n = list(rows), len(rows)
+    span = n // 2
+    while span >= 4:
+        low = [i if not i & span else i - span + n for i in range(n)]
+        high = [i + span if not i & span else i + n for i in range(n)]
+        for i in (i for i in range(n) if not i & span):
+            a, b = rows[i], rows[i + span]
+            rows[i], rows[i + span] = a.shuffle(low, b), a.shuffle(high, b)
+        span //= 2
+    by_lane = lambda quad: [(i & ~3) + (q & 3) + (n if q >= 4 else 0) for i in range(0, n, 4) for q in quad]
+    ones = by_lane((0, 4, 1, 5)), by_lane((2, 6, 3, 7))
+    pairs = by_lane((0, 1, 4, 5)), by_lane((2, 3, 6, 7))
+    for i in range(0, n, 4):
+        a, b, c, d = rows[i : i + 4]
+        (ab, ab_), (cd, cd_) = (([x.shuffle(o, y) for o in ones]) for x, y in ((a, b), (c, d)))
+        rows[i : i + 4] = [x.shuffle(p, y) for x, y in ((ab, cd), (ab_, cd_)) for p in pairs]
+    return rows
+
+
+def sums(vectors) -> Value:
+    """Of 4 float vectors (width a multiple of 4) the 4 sums of their elements, as one vector."""
+    n = vectors[0].width
+    by_lane = lambda quad: [i + (q & 3) + (n if q >= 4 else 0) for i in range(0, n, 4) for q in quad]
+    even, odd = by_lane((0, 2, 4, 6)), by_lane((1, 3, 5, 7))
+    fold = lambda a, b: a.shuffle(even, b) + a.shuffle(odd, b)
+    a, b, c, d = vectors
+    out = fold(fold(a, b), fold(c, d))
+    while out.width > 4:
+        half = out.width // 2
+        out = out.shuffle(range(half)) + out.shuffle(range(half, 2 * half))
+    return out
 
 
 FAST = arith.FastMathFlags.afn | arith.FastMathFlags.arcp | arith.FastMathFlags.contract
