@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from ..layout import Layout, ThreadValues
+from .errors import TraceError
 from .memory import advance
 from .values import Value, constant, maximum, select
 
@@ -35,7 +36,7 @@ class Fragment:
         return self._piece(tuple(0 if n == 1 else d for d, n in zip(digits, self.layout.piece_sizes)))
 
     def each(self, visit):
-        """visit(digits, piece) for all pieces: unrolled if held; if streamed a loop over the whole ones, then the tail."""
+        """visit(digits, piece) for all pieces: unrolled if held; if streamed, a loop over the whole ones, then the rest."""
         if not self.streamed:
             for d in self.names():
                 visit(d, self[d])
@@ -141,7 +142,7 @@ def across_threads(k, modes, axis, value: Value, combine) -> Value:
     for mode in modes:
         if mode.axis == axis and mode.step:
             if mode.size & (mode.size - 1):
-                raise ValueError(f"threads {mode}: a reduction needs a power of two")
+                raise TraceError(f"a reduction over the threads {mode}", "let a power of two of them share the axis")
             for d in (distance << i for i in range(mode.size.bit_length() - 1)):
                 if d < k.target.lanes:
                     value = combine(*k.target.exchange(k, value, d))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..layout import Layout, Swizzle, ThreadValues
+from ..layout import IDENTITY, Layout, ThreadValues
 from .kernel import Kernel
 from .memory import View, advance
 
@@ -16,7 +16,7 @@ class Ring:
     side: the thread whose bytes land at element e fetches the coordinate that belongs there, unflatten(swizzle(e)); a
     swizzle is its own inverse."""
 
-    def __init__(self, k: Kernel, source: View, tile: tuple, stages: int, swizzle=Swizzle()):
+    def __init__(self, k: Kernel, source: View, tile: tuple, stages: int, swizzle=IDENTITY):
         rows, depth = tile
         self.k, self.source, self.stages, self.depth = k, source, stages, depth
         self.tiles = source.shape[1] // depth

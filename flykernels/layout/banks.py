@@ -1,0 +1,23 @@
+"""Bank conflicts of shared memory, counted from the addresses of a wave's lanes."""
+
+from __future__ import annotations
+
+BANK_BYTES = 4
+
+
+def bank_conflicts(addresses, phases, bytes_per_lane: int = 16, banks: int = 64) -> int:
+    """Worst number of turns that any phase takes (1: free of conflicts).
+
+    addresses       byte address of each lane
+    phases          groups of lanes that the memory serves together (a target's `read_phases`)
+    bytes_per_lane  bytes that each lane reads, a multiple of 4
+    banks           of 4 bytes each; two words of one bank take two turns, the same word one"""
+    worst = 1
+    for lanes in phases:
+        words: dict[int, set[int]] = {}
+        for lane in lanes:
+            first = int(addresses[lane]) // BANK_BYTES
+            for word in range(first, first + bytes_per_lane // BANK_BYTES):
+                words.setdefault(word % banks, set()).add(word)
+        worst = max(worst, *map(len, words.values()))
+    return worst
