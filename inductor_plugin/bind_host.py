@@ -26,7 +26,9 @@ def bind(code: Any, spec: kernels.Spec) -> Callable:
     names = {
         "launch": kernel.launcher(),
         "aten": kernels.aten(spec),
-        "warn": lambda *x: log.warning("%s %s: operands are not laid out as compiled for; ATen serves this call", spec.op, spec.name),
+        "warn": lambda *x: log.warning(
+            "%s %s: operands are not laid out as compiled for; ATen serves this call", spec.op, spec.name
+        ),
     }
     exec(compile(source, f"<flykernels {spec.op}>", "exec"), names)
     return names["call"]  # type: ignore[return-value]
@@ -38,7 +40,12 @@ def source_of(p: GemmProblem) -> str:
     tensors = ["out" if x == "c" else x for x in operands]
     inputs = ", ".join(t for t in tensors if t != "out")
     lead = "batch, " if p.batched else ""
-    shape = {"a": f"({lead}m, {p.k})", "b": f"({lead}{p.k}, {p.n})", "out": f"({lead}m, {p.n})", "residual": f"({lead}m, {p.n})"}
+    shape = {
+        "a": f"({lead}m, {p.k})",
+        "b": f"({lead}{p.k}, {p.n})",
+        "out": f"({lead}m, {p.n})",
+        "residual": f"({lead}m, {p.n})",
+    }
     lines = [f"def call({inputs}, *, out):", f"    {lead}m, _ = out.shape"]
     checks = []
     for tensor, operand in zip(tensors, operands, strict=True):

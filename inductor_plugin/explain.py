@@ -87,7 +87,9 @@ def answer(question: Question, console: Console | None = None) -> bool:
     """Print the answer; True if the problem is eligible."""
     console = console or Console()
     size = "symbolic" if question.m is None else question.m
-    title = f"{question.op} M={size} N={question.n} K={question.k} {question.dtype} {question.layout} on {question.target}"
+    title = (
+        f"{question.op} M={size} N={question.n} K={question.k} {question.dtype} {question.layout} on {question.target}"
+    )
     reason = why_not(question)
     if reason is not None:
         console.print(f"{title}\nnot eligible: {reason}")
@@ -120,7 +122,9 @@ def _candidates(question: Question, entry: Entry | None) -> Table:
         timing = entry.timings.get(spec.name) if entry else None
         offered = "no: quarantined" if timing and timing.quarantined else "yes"
         reason = timing.quarantined if timing and timing.quarantined else candidate.reason
-        table.add_row(spec.name.removeprefix("flykernels "), offered, reason, _us(timing.microseconds if timing else None))
+        table.add_row(
+            spec.name.removeprefix("flykernels "), offered, reason, _us(timing.microseconds if timing else None)
+        )
     for dropped in space.dropped:
         table.add_row(str(dropped.config), "no", dropped.reason, "")
     for name, timing in (entry.timings if entry else {}).items():
@@ -137,7 +141,9 @@ def _us(microseconds: float | None) -> str:
 
 def _standing(question: Question, entry: Entry | None, console: Console) -> None:
     if entry is None or not entry.winner:
-        console.print(f"nothing known yet for this problem on this machine (mode {settings.mode()}): it would be measured")
+        console.print(
+            f"nothing known yet for this problem on this machine (mode {settings.mode()}): it would be measured"
+        )
         return
     where = next((d for d in settings.store().directories if d.exists()), settings.store().directories[0])
     console.print(f"winner: {entry.winner} (measured on this target; cache {where})")

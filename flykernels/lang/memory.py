@@ -62,7 +62,7 @@ class Global:
 
 def dense(shape) -> tuple:
     """Row-major strides of a shape whose sizes may be Values."""
-    out = [1]
+    out = [1] if shape else []
     for n in shape[:0:-1]:
         out.append(out[-1] * (prod(flatten(n)) if isinstance(n, tuple) else n))
     return tuple(out[::-1])

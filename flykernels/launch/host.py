@@ -23,8 +23,19 @@ from .. import cpu
 from ..codeobject import CodeObject
 from .elf import ElfError, Image
 
-POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")  # in the order of the object's table
-POOL_SYMBOL = "flykernels_pool"
+# What an object calls outside itself, in the order of its table: libgomp's functions, then those of the door from Python.
+POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+DOOR = (
+    "PyLong_AsUnsignedLongLongMask",
+    "PyLong_FromLong",
+    "PyEval_SaveThread",
+    "PyEval_RestoreThread",
+    "omp_get_max_threads",
+    "aligned_alloc",
+    "free",
+)
+OUTSIDE_SYMBOL = "flykernels_outside"
+METH_FASTCALL = 0x0080  # CPython's Include/methodobject.h
 KINDS = {"pointer": ctypes.c_void_p, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
 C_LIBRARY = ("memcpy", "memset", "memmove")  # what LLVM may call of its own accord
 LINE = 64  # bytes: alignment of workspace
@@ -40,10 +51,26 @@ def thread_pool() -> dict[str, int]:
     for library in _openmp_libraries():
         try:
             loaded = ctypes.CDLL(library)
-            return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in POOL}
+            return {name: _address(loaded, name) for name in (*POOL, "omp_get_max_threads")}
         except (OSError, AttributeError):
             continue
     return {}
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+@cache
+def _outside() -> tuple[int, ...]:
+    """The addresses of POOL and DOOR; 0 for what this process does not have."""
+    pool, libc = thread_pool(), ctypes.CDLL(None)
+    known = lambda name: (
+        pool.get(name, 0)
+        if name.startswith(("GOMP", "omp"))
+        else _address(ctypes.pythonapi if name.startswith("Py") else libc, name)
+    )
+    return tuple(known(name) for name in (*POOL, *DOOR))
 
 
 def _openmp_libraries():
@@ -92,6 +119,16 @@ class HostKernel:
         kinds = [KINDS[a.kind] for a in code.arguments]
         self.call = ctypes.CFUNCTYPE(None, *kinds, ctypes.c_void_p, ctypes.c_int32)(image.symbols[code.entry])
         self.call.image = image  # the code lives as long as anyone can call it
+        self._door = image.symbols.get(code.entry.replace("_mlir_", "python_", 1))
+
+    def launcher(self, threads: int = 0) -> Callable[..., int]:
+        """A built-in function of ints, one for each argument: the fastest way in. Checks nothing; keeps the code alive.
+
+        threads: the most to use; 0: as many as OpenMP (so torch.get_num_threads()) says at each call. Each Python
+        thread in it has a workspace of its own. Without OpenMP, or with arguments that are not integers, it is `bind()`."""
+        if not self._door or not thread_pool():
+            return self.bind(threads=threads or None)
+        return _Door(self, threads).function
 
     def __call__(self, *arguments, threads: int | None = None) -> None:
         """Runs the kernel on `arguments`: addresses (ints) and numbers, as `code.arguments` lists them."""
@@ -127,6 +164,33 @@ class HostKernel:
         return min(self.threads, max(1, wanted)) if wanted is not None and not thread_pool() else wanted or self.threads
 
 
+class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef (Include/methodobject.h)."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+class _Door:
+    """A built-in function over an object's METH_FASTCALL function, and what must live as long as it does."""
+
+    def __init__(self, kernel: HostKernel, threads: int):
+        self.frame = (ctypes.c_uint64 * 2)(0, threads)
+        self.method = _MethodDef(b"launch", kernel._door, METH_FASTCALL, None)
+        new = ctypes.pythonapi.PyCFunction_NewEx
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+        self.kernel = kernel
+        self.function = new(ctypes.addressof(self.method), ctypes.addressof(self.frame), None)
+        _doors[id(self.function)] = self  # a built-in function takes no attributes and no weak references
+
+
+_doors: dict[int, _Door] = {}  # for the life of the process: generated code holds its kernels that long
+
+
 def load(code: CodeObject) -> HostKernel:
     """Loads an x86 code object. LaunchError if it is not one, or if this machine lacks an instruction set it needs."""
     if code.target != "x86":
@@ -142,7 +206,7 @@ def load(code: CodeObject) -> HostKernel:
     pool = thread_pool()
     try:
         image = Image(code.binary, address)
-        image.write(POOL_SYMBOL, struct.pack(f"<{len(POOL)}Q", *(pool.get(name, 0) for name in POOL)))
+        image.write(OUTSIDE_SYMBOL, struct.pack(f"<{len(_outside())}Q", *_outside()))
         if code.entry not in image.symbols:
             raise ElfError(f"the object has no symbol {code.entry!r}")
         image.seal()

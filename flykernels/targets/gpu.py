@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ..dtypes import i32
 from ..lang.errors import TraceError, located
 from ..lang.values import Value, mlir_type
-from ..mlir import PassManager, gpu, intrinsic, ir, llvm, version
+from ..mlir import PassManager, gpu, intrinsic, ir, llvm
+from ..versions import mlir_version
 
 LOWER = (
     "builtin.module(canonicalize,cse,gpu.module(convert-scf-to-cf,convert-math-to-llvm,convert-to-llvm,"
@@ -157,7 +158,7 @@ class Gpu:
 
     def described(self, k, source: dict | None, **more) -> dict:
         """A code object's `source`: what the kernel was traced from, the versions, and what the caller adds."""
-        return {**k.source, "target": self.name, "mlir": version(), **more, **(source or {})}
+        return {**k.source, "target": self.name, "mlir": mlir_version(), **more, **(source or {})}
 
 
 class Clock:

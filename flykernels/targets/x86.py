@@ -8,8 +8,8 @@ The object file has one entry, `entry(arguments..., workspace, threads)`:
 
 The number of workgroups is the product of the kernel's grid, worked out by the entry from the arguments.
 
-It needs nothing from outside but the three functions of `POOL`, whose addresses the loader writes into the object, so
-one thread pool (the one that torch uses) serves both.
+It needs nothing from outside but the functions of `OUTSIDE`, whose addresses the loader writes into the object: those of
+libgomp, so that one thread pool (the one that torch uses) serves both, and those of the door from Python (x86_python).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, minimum, mlir_type
 from ..mlir import ExecutionEngine, PassManager, ir, llvm, scf
 from .gpu import keep_loops
+from . import x86_python
 from .x86_math import expand
 
 LOWER = (
@@ -32,7 +33,8 @@ LOWER = (
     "convert-to-llvm,reconcile-unrealized-casts,canonicalize,cse)"
 )
 POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-POOL_SYMBOL = "flykernels_pool"  # the object's table of their addresses
+OUTSIDE = (*POOL, *x86_python.FUNCTIONS)
+OUTSIDE_SYMBOL = "flykernels_outside"  # the object's table of their addresses
 CACHE_LINE = 64  # bytes
 REGISTERS = {"x86-64-v3": (32, 16), "x86-64-v4": (64, 32)}  # bytes of a vector register, how many
 
@@ -62,9 +64,9 @@ class X86:
     def open_module(self):
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            table = ir.Type.parse(f"!llvm.array<{len(POOL)} x ptr>")
+            table = ir.Type.parse(f"!llvm.array<{len(OUTSIDE)} x ptr>")
             pool = llvm.GlobalOp(
-                ir.TypeAttr.get(table), POOL_SYMBOL, ir.Attribute.parse("#llvm.linkage<external>"), dso_local=True
+                ir.TypeAttr.get(table), OUTSIDE_SYMBOL, ir.Attribute.parse("#llvm.linkage<external>"), dso_local=True
             )
             with ir.InsertionPoint(pool.initializer.blocks.append()):
                 llvm.ReturnOp(arg=llvm.mlir_zero(table))
@@ -87,6 +89,9 @@ class X86:
             llvm.ReturnOp()
         self._thread(k)
         self._entry(k)
+        if all(isinstance(d, Global) or not d.is_float for d in k.arguments.values()):
+            function = lambda name, types, result: self._function(k, name, types, result, linkage="external")
+            x86_python.emit(k, function, self._outside_call, self.pointer_type(), f"_mlir_{k.name}")
 
     def workgroup_id(self, k, axis):
         """Axis 0 counts all workgroups; a kernel with more axes divides it up itself."""
@@ -114,19 +119,19 @@ class X86:
         llvm.intr_prefetch(pointer, rw=0, hint=4 - level, cache=1)
 
     # -- the functions around the kernel
-    def _function(self, k, name, types, linkage="internal"):
+    def _function(self, k, name, types, result="void", linkage="internal"):
         """Adds a function and returns its first block. Without CPU and features of its own it would be the host's."""
         with ir.InsertionPoint(k.module.body):
-            kind = ir.Type.parse(f"!llvm.func<void ({', '.join(map(str, types))})>")
+            kind = ir.Type.parse(f"!llvm.func<{result} ({', '.join(map(str, types))})>")
             f = llvm.LLVMFuncOp(name, ir.TypeAttr.get(kind), linkage=ir.Attribute.parse(f"#llvm.linkage<{linkage}>"))
         f.attributes["target_cpu"] = ir.StringAttr.get(self.level)
         if self.vector_bytes == 64:  # else LLVM would split our 64-byte vectors in two
             f.attributes["target_features"] = ir.Attribute.parse('#llvm.target_features<["-prefer-256-bit"]>')
         return f.body.blocks.append(*types)
 
-    def _pool_call(self, which: str, result, arguments):
-        table = llvm.AddressOfOp(self.pointer_type(), POOL_SYMBOL).result
-        f = llvm.LoadOp(self.pointer_type(), advance(table, POOL.index(which), Pointer)).result
+    def _outside_call(self, which: str, result, arguments):
+        table = llvm.AddressOfOp(self.pointer_type(), OUTSIDE_SYMBOL).result
+        f = llvm.LoadOp(self.pointer_type(), advance(table, OUTSIDE.index(which), Pointer)).result
         call = llvm.CallOp(result, [f, *arguments], [], [])
         return call.result if result is not None else None
 
@@ -140,7 +145,7 @@ class X86:
             workspace = llvm.LoadOp(pointer, slot(n)).result
             groups = Value(llvm.LoadOp(mlir_type(i64), slot(n + 1)).result, i64)
             me, team = (
-                Value(self._pool_call(f, mlir_type(i32), []), i32).to(i64)
+                Value(self._outside_call(f, mlir_type(i32), []), i32).to(i64)
                 for f in ("omp_get_thread_num", "omp_get_num_threads")  # the team may be smaller than asked for
             )
             mine = advance(workspace, me * k.private_bytes, Byte)
@@ -168,7 +173,7 @@ class X86:
                 for i, value in enumerate([*arguments, workspace, groups.to(i64).ssa]):
                     llvm.StoreOp(value, advance(frame, i, i64))
                 body = llvm.AddressOfOp(self.pointer_type(), f"{k.name}_thread").result
-                self._pool_call("GOMP_parallel", None, [body, frame, threads.ssa, constant(0, i32).ssa])
+                self._outside_call("GOMP_parallel", None, [body, frame, threads.ssa, constant(0, i32).ssa])
                 scf.yield_([])
             llvm.ReturnOp()
 

@@ -213,7 +213,10 @@ def _add_timings(directory: Path, name: str, count: int) -> None:
 
 
 def test_processes_that_update_one_key_lose_nothing(tmp_path):
-    workers = [multiprocessing.get_context("spawn").Process(target=_add_timings, args=(tmp_path, f"w{i}", 20)) for i in range(3)]
+    workers = [
+        multiprocessing.get_context("spawn").Process(target=_add_timings, args=(tmp_path, f"w{i}", 20))
+        for i in range(3)
+    ]
     for w in workers:
         w.start()
     for w in workers:
