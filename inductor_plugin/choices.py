@@ -12,6 +12,7 @@ from typing import Any
 from tuning_cache import FAILED, Entry, Timing
 
 from . import install, kernels, private, settings
+from .counters import counters
 from .devices import device_for
 from .fingerprint import fingerprint
 from .kernels import Spec
@@ -207,6 +208,7 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
 def _from_cache(request: Request, entry: Entry, choices: list[Any]) -> list[Any]:
     """The recorded winner alone, so that nothing is compiled or measured."""
     winner = entry.best()
+    counters["from cache"] += 1
     if winner is not None and winner.config is not None:
         target = device_for(request.layout.device).target
         spec = Spec(request.op, target, request.problem, winner.config, winner.artefact or "")

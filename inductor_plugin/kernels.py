@@ -17,6 +17,7 @@ from flykernels.codeobject import CodeObject
 from templates.gemm.problem import GemmProblem
 
 from . import settings
+from .counters import counters
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ def code_for(spec: Spec) -> CodeObject:
     if code is None:
         from templates.gemm.build import build_from_json
 
+        counters["compiles"] += 1
         code = build_from_json(spec.problem, spec.config, spec.target)
         with _building:
             _built[text] = code

@@ -15,6 +15,7 @@ from flykernels.dtypes import dtype as element_type
 from tuning_cache import FAILED, Key, Timing
 
 from . import kernels, private, settings
+from .counters import counters
 
 log = logging.getLogger(__name__)
 names = private.load().names
@@ -92,6 +93,7 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             out.fill_(math.nan)
             kernel(*tensors, out=out)
             check(self.spec, list(tensors), out)
+            counters["benchmarks"] += 1
             milliseconds = self.do_bench(lambda: kernel(*tensors, out=out), *tensors, out=out)
             return Timing(self.spec.name, round(milliseconds * 1e3, 3), self.spec.config, artefact)
         except Exception as e:

@@ -1,0 +1,96 @@
+"""A cache of its own for every test, and candidates of ours that always win, so that what they compute is what is seen."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import inductor_plugin
+from inductor_plugin import choices, install, kernels, measure, settings
+from inductor_plugin.counters import counters
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    """Inductor's caches and ours, empty, under the test's own directory; the plugin on."""
+    from torch._inductor.utils import clear_caches
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("FLYKERNELS_CACHE_DIR", str(tmp_path / "flykernels"))
+    monkeypatch.delenv("FLYKERNELS_MODE", raising=False)
+    settings._store.cache_clear()
+    kernels._built.clear()
+    clear_caches()
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    assert inductor_plugin.enable()
+    yield tmp_path
+    inductor_plugin.disable()
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def prefer_ours(monkeypatch):
+    """Make Inductor believe that our candidates take a thousandth of their time. They are still checked against ATen."""
+    monkeypatch.setattr(measure, "INERTIA", -0.999)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The lists of candidates that autotuning calls considered, as labels."""
+    lists = []
+    original = choices.offer
+
+    def offer(given):
+        result = original(given)
+        lists.append([choices.label(c) for c in result])
+        return result
+
+    from inductor_plugin import private
+
+    private.remove_preprocessing(original)
+    monkeypatch.setattr(choices, "offer", offer)
+    private.add_preprocessing(offer)
+    yield lists
+    private.remove_preprocessing(offer)
+    private.add_preprocessing(original)
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.INFO, logger="inductor_plugin")
+    return caplog
+
+
+def compile_with(function, **options):
+    """torch.compile with ATen's and our candidates."""
+    named = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,FLYKERNELS", **options}
+    return torch.compile(function, options=named)
+
+
+def ours_ran(code: str) -> bool:
+    """Whether generated code calls a kernel of ours."""
+    return "flykernels_bind(" in code
+
+
+def run_and_get_code(function, *args):
+    """(result, all generated Python code)."""
+    from torch._inductor.utils import run_and_get_code as run
+
+    result, code = run(function, *args)
+    return result, "\n".join(code)
+
+
+def assert_close(actual, expected64, k, operands64=None):
+    """Relative to the largest expected value: K products in f32, then one rounding to the result's type."""
+    eps = torch.finfo(actual.dtype).eps
+    scale = expected64.abs().max().clamp(min=1e-30)
+    error = ((actual.double() - expected64).abs().max() / scale).item()
+    bound = 2 * eps + 4 * k**0.5 * torch.finfo(torch.float32).eps * 8
+    assert error <= bound, f"relative error {error:.3g} > {bound:.3g}"
+
+
+__all__ = ["assert_close", "compile_with", "install", "ours_ran", "run_and_get_code"]
