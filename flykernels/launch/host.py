@@ -111,7 +111,9 @@ class HostKernel:
         """A function of the leading arguments: the last len(trailing) ones are fixed. Checks nothing, for speed."""
         threads, call, space = self._threads(threads), self.call, _workspace
         size = self.workspace_bytes * threads
-        fixed = tuple(KINDS[a.kind](v) for a, v in zip(self.code.arguments[-len(trailing) :], trailing)) if trailing else ()
+        fixed = (
+            tuple(KINDS[a.kind](v) for a, v in zip(self.code.arguments[-len(trailing) :], trailing)) if trailing else ()
+        )
         if not size:
             last = (*fixed, None, ctypes.c_int32(threads))
             return lambda *leading: call(*leading, *last)
