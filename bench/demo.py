@@ -46,7 +46,9 @@ def sentences(count: int) -> list[str]:
 
 def main(argv: list[str]) -> int:
     options = parser("demo", "the whole path on a real model")
-    options.add_argument("--quick", action="store_true", help="without Inductor's C++ templates, which are slow to compile")
+    options.add_argument(
+        "--quick", action="store_true", help="without Inductor's C++ templates, which are slow to compile"
+    )
     options.add_argument("--keep", type=Path, help="directory for the caches and results (default: a temporary one)")
     given = options.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="flykernels-demo-") as temporary:
@@ -68,7 +70,9 @@ def _run(folder: Path, quick: bool, json_file: Path | None) -> int:
     _result_rows(report, cold, warm)
     for row in gfx950:
         report.row(**row)
-    report.note("gfx950 rows are code objects compiled here: nothing ran on an MI350. Everything else: measured on CPU.")
+    report.note(
+        "gfx950 rows are code objects compiled here: nothing ran on an MI350. Everything else: measured on CPU."
+    )
     report.note(f"{SENTENCES} sentences in batches of {cold['batch']}; {time.perf_counter() - start:.0f} s in all")
     rate = cold["sentences_per_second"]
     report.bar("sentences/s, ours / max-autotune", rate["ours"] / rate["max-autotune"], at_least=1.0)
@@ -86,9 +90,20 @@ def _progress() -> Progress:
 def _worker(mode: str, folder: Path, text: Path, quick: bool, progress: Progress) -> dict[str, Any]:
     """Run bench/_demo_worker.py; its lines of JSON move the bar, the last one is the result."""
     task = progress.add_task(f"{mode:7}", total=None, note="starting")
-    command = [sys.executable, "-m", "bench._demo_worker", mode, str(folder), str(text), *(["--quick"] if quick else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "bench._demo_worker",
+        mode,
+        str(folder),
+        str(text),
+        *(["--quick"] if quick else []),
+    ]
     errors = folder / f"{mode}.log"
-    with errors.open("w") as log, subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as worker:
+    with (
+        errors.open("w") as log,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as worker,
+    ):
         result = None
         assert worker.stdout is not None
         for line in worker.stdout:
@@ -145,10 +160,11 @@ def _result_rows(report: Report, cold: dict[str, Any], warm: dict[str, Any]) -> 
 
 def _on_gfx950(folder: Path, progress: Progress) -> Iterator[dict[str, Any]]:
     """The model's GEMM shapes, in bf16, as gfx950 code objects."""
+    from templates.gemm.space_gfx950 import candidates
+
     from flykernels.targets.gfx950 import gfx950
     from templates.gemm.build import build
     from templates.gemm.problem import GemmProblem
-    from templates.gemm.space_gfx950 import candidates
 
     shapes = dict.fromkeys((e.key.problem["m"], e.key.problem["n"], e.key.problem["k"]) for e in entries(folder))
     task = progress.add_task("gfx950 ", total=len(shapes), note="compiling")

@@ -50,7 +50,7 @@ def source_of(p: GemmProblem) -> str:
     checks = []
     for tensor, operand in zip(tensors, operands, strict=True):
         layout = {"a": p.a, "b": p.b, "bias": "any", "residual": "row", "c": "row"}[operand]
-        if operand == "b" and p.packed_b or operand == "bias" and p.bias == "row":
+        if (operand == "b" and p.packed_b) or (operand == "bias" and p.bias == "row"):
             continue
         lines.append(f"    {_stride_names(operand, p.batched)} = {tensor}.stride()")
         if operand != "bias":

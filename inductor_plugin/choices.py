@@ -51,7 +51,7 @@ class Choice(names.ChoiceCaller):  # type: ignore[name-defined,misc]
             nodes[1] = packed_constant(request, spec)
         layout = request.layout
         layout = names.FixedLayout(layout.device, layout.dtype, layout.size, layout.stride, layout.offset)
-        super().__init__(f"flykernels_{request.op.lstrip('_')}", nodes, layout, spec.name)
+        super().__init__("flykernels_" + re.sub(r"\W", "_", request.op.lstrip("_")), nodes, layout, spec.name)
         self.request, self.spec = request, spec
         meta = names.TensorMeta.from_irnodes
         self.bmreq = measurement(spec, request.key, meta(nodes), meta(layout))
@@ -103,7 +103,7 @@ class Choice(names.ChoiceCaller):  # type: ignore[name-defined,misc]
 
     def output_node(self) -> Any:
         spec = with_artefact(self.spec)
-        name = f"flykernels_{spec.op.lstrip('_')}_{_short_digest(spec)}"
+        name = f"{self.name}_{_short_digest(spec)}"
         return names.TensorBox.create(KernelCall(spec, name, layout=self.layout, inputs=self.input_nodes))
 
 
@@ -126,7 +126,7 @@ def with_artefact(spec: Spec) -> Spec:
 
 def packed_constant(request: Request, spec: Spec) -> Any:
     """The node of B's panels as the configuration wants them: computed while compiling, a constant of the graph."""
-    from templates.gemm.build import pack_b
+    from templates.gemm.packing import pack_b
 
     make = lambda: pack_b(request.problem, spec.config, request.constant)
     packing = kernels.packing_of(spec)
@@ -139,12 +139,10 @@ def packed_constant(request: Request, spec: Spec) -> Any:
 
 def specs(request: Request, entry: Entry | None = None) -> list[Spec]:
     """The candidates' specifications, without those that the cache has quarantined."""
-    from templates.gemm.space import candidates
-
-    target = device_for(request.layout.device).target
+    device = device_for(request.layout.device)
     found = []
-    for candidate in candidates(request.problem, target).kept:
-        spec = Spec(request.op, target, request.problem, candidate.to_json())
+    for candidate in device.candidates(request.problem).kept:
+        spec = Spec(request.op, device.target, request.problem, candidate.config.key())
         timing = entry.timings.get(spec.name) if entry else None
         if timing is not None and timing.quarantined:
             log.info("%s: left out: %s", spec.name, timing.quarantined)

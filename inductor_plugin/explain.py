@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -78,7 +79,7 @@ def why_not(question: Question) -> str | None:
         return f"{', '.join(empty)} is 0: nothing to multiply, ATen's result is immediate"
     try:
         element_type(question.dtype)
-        return question.problem.why_not(question.target)
+        return question.problem.why_not(SimpleNamespace(name=question.target))
     except ValueError as e:
         return str(e)
 
@@ -103,13 +104,13 @@ def answer(question: Question, console: Console | None = None) -> bool:
 
 
 def _space(question: Question) -> Any:
-    if question.target == "gfx950":
-        from templates.gemm.space_gfx950 import candidates as gfx950_candidates
-
-        return gfx950_candidates(question.problem)
+    from flykernels import targets
     from templates.gemm.space import candidates
 
-    return candidates(question.problem, question.target)
+    for device in DEVICES.values():
+        if device.target == question.target:
+            return device.candidates(question.problem)
+    return candidates(question.problem, getattr(targets, question.target))
 
 
 def _candidates(question: Question, entry: Entry | None) -> Table:
@@ -118,7 +119,7 @@ def _candidates(question: Question, entry: Entry | None) -> Table:
         table.add_column(column)
     space = _space(question)
     for candidate in space.kept:
-        spec = Spec(question.op, question.target, question.problem, candidate.to_json())
+        spec = Spec(question.op, question.target, question.problem, candidate.config.key())
         timing = entry.timings.get(spec.name) if entry else None
         offered = "no: quarantined" if timing and timing.quarantined else "yes"
         reason = timing.quarantined if timing and timing.quarantined else candidate.reason

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from templates.digest import source_digest
-
 from flykernels.versions import mlir_version
+from templates.digest import digest
 
 from . import __version__, settings
 
@@ -14,7 +13,7 @@ from . import __version__, settings
 @functools.cache
 def versions() -> dict:
     """Versions that every tuning key holds. MLIR's is None on a machine that cannot compile."""
-    return {"plugin": __version__, "templates": source_digest(), "mlir": mlir_version()}
+    return {"plugin": __version__, "templates": digest("gemm"), "mlir": mlir_version()}
 
 
 def fingerprint() -> str:

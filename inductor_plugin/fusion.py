@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from . import install, private
+from . import private
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ def _eager(unfused: Any, *_: Any) -> Any:
 LIBRARY.impl("fused_gemm", _eager, "CompositeExplicitAutograd")
 
 ACTIVATIONS: dict[str, Callable] = {
-    "relu": torch.nn.functional.relu,
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    "relu": lambda x: torch.nn.functional.relu(x),
+    "silu": lambda x: torch.nn.functional.silu(x),
+    "gelu": lambda x: torch.nn.functional.gelu(x),
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
 }
 
 
@@ -193,34 +193,21 @@ def _reads_memory(user: Node) -> bool:
     return user.op == "output" or user.target in extern
 
 
-# -- hooking in
-
-
-def install_pass(names: Any) -> None:
-    """Run after Inductor's post-grad passes, and lower the operator."""
-    original = names.compile_fx.post_grad_passes
-
-    @functools.wraps(original)
-    def passes(gm: Any, is_inference: bool) -> Any:
-        result = original(gm, is_inference)
-        try:
-            if install.active() and offer_fused(gm.graph):
-                gm.recompile()
-        except Exception as e:
-            log.warning("no fused candidates: %s: %s", type(e).__name__, e)
-        return result
-
-    names.compile_fx.post_grad_passes = passes
-    from .fused_choice import lower
-
-    names.register_lowering(torch.ops.flykernels.fused_gemm.default, type_promotion_kind=None)(lower)
+# -- as a pass
 
 
 @functools.cache
-def install_once() -> bool:
-    names = private.load().names
-    if names.post_grad_passes is None:
-        log.info("this torch runs its post-grad passes elsewhere: no fused candidates")
-        return False
-    install_pass(names)
-    return True
+def _register() -> None:
+    from .fused_choice import lower
+
+    private.load().names.register_lowering(torch.ops.flykernels.fused_gemm.default, type_promotion_kind=None)(lower)
+
+
+def run(gm: Any) -> None:
+    """Offer fused candidates in a graph module. Never raises."""
+    try:
+        _register()
+        if offer_fused(gm.graph):
+            gm.recompile()
+    except Exception as e:
+        log.warning("no fused candidates: %s: %s", type(e).__name__, e)

@@ -62,18 +62,50 @@ def _set_everywhere(config: Any, name: str, value: Any) -> None:
         entry.default = value
 
 
+# What hangs in Inductor's lists. The modules behind them need Inductor whole, and its import may still be under way when
+# the hooks are installed, so they are imported when first called.
+
+
+def _offer(given: list) -> list:
+    from . import choices
+
+    return choices.offer(given)
+
+
+def _record(*feedback: Any) -> None:
+    from . import choices
+
+    choices.record(*feedback)
+
+
+def _with_fused_candidates(original: Any) -> Any:
+    """Inductor's post-grad passes, and after them ours."""
+
+    @functools.wraps(original)
+    def passes(gm: Any, is_inference: bool) -> Any:
+        result = original(gm, is_inference)
+        if active():
+            from . import fusion
+
+            fusion.run(gm)
+        return result
+
+    return passes
+
+
 @functools.cache
 def _hook() -> bool:
     loaded = private.load()
     if loaded.missing:
         log.warning("this torch lacks what the plugin needs, so it stays off: %s", "; ".join(loaded.missing))
         return False
-    from . import choices, fusion
-
-    private.add_preprocessing(choices.offer)
-    loaded.names.add_feedback_saver(choices.record)
-    _enter_cache_keys(loaded.names)
-    fusion.install_once()
+    names = loaded.names
+    names.add_feedback_saver(_record)
+    _enter_cache_keys(names)
+    if names.post_grad_passes is None:
+        log.info("this torch runs its post-grad passes elsewhere: no fused candidates")
+    else:
+        names.compile_fx.post_grad_passes = _with_fused_candidates(names.post_grad_passes)
     return True
 
 
@@ -81,10 +113,8 @@ def hook() -> bool:
     """Install the hooks, once a process. They do nothing in a graph that does not ask for us."""
     with _lock:
         ok = _hook()
-    if ok:  # someone may have called clear_preprocessing_fns()
-        from . import choices
-
-        private.add_preprocessing(choices.offer)
+    if ok:  # each time: someone may have called clear_preprocessing_fns()
+        private.add_preprocessing(_offer)
     return ok
 
 

@@ -85,7 +85,7 @@ def code_for(spec: Spec) -> CodeObject:
 
 def unpacked_b(spec: Spec, packed: Any) -> Any:
     """B as (K, N), from the packed constant that the specification's kernel reads."""
-    from templates.gemm.build import unpack_b
+    from templates.gemm.packing import unpack_b
 
     return unpack_b(spec.problem, spec.config, packed)
 
@@ -102,7 +102,7 @@ def activation(name: str) -> Callable | None:
 
 def packing_of(spec: Spec) -> str:
     """What decides how a packed B looks: configurations with the same packing share one constant."""
-    from templates.gemm.build import packing
+    from templates.gemm.packing import packing
 
     return json.dumps(packing(spec.problem, spec.config), sort_keys=True)
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-# name here -> "module:attribute path"
+# name here -> "module" or "module:attribute path"
 REQUIRED = {
-    "config": "torch._inductor:config",
-    "ir": "torch._inductor:ir",
+    "config": "torch._inductor.config",
+    "ir": "torch._inductor.ir",
     "V": "torch._inductor.virtualized:V",
-    "compile_fx": "torch._inductor:compile_fx",
+    "compile_fx": "torch._inductor.compile_fx",
     "lowerings": "torch._inductor.lowering:lowerings",
     "register_lowering": "torch._inductor.lowering:register_lowering",
     "mm_args": "torch._inductor.kernel.mm_common:mm_args",
@@ -53,7 +53,7 @@ class Private:
 
 def _resolve(path: str) -> Any:
     module, _, attribute = path.partition(":")
-    return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    return functools.reduce(getattr, attribute.split(".") if attribute else (), importlib.import_module(module))
 
 
 @functools.cache
@@ -150,7 +150,8 @@ def transposed(node: Any) -> Any:
     """The node of a matrix with its axes exchanged: a view, nothing is computed."""
     import torch
 
-    return load().names.lowerings[torch.ops.aten.permute.default](load().names.TensorBox.create(node), [1, 0])
+    box = node if isinstance(node, load().names.TensorBox) else load().names.TensorBox.create(node)
+    return load().names.lowerings[torch.ops.aten.permute.default](box, [1, 0])
 
 
 def is_realized(box: Any) -> bool:

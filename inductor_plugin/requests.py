@@ -159,7 +159,7 @@ def from_nodes(
     for extra, name in ((bias, "bias"), (residual, "residual")):
         if extra is not None and type_name(extra.get_dtype()) != out:
             raise NotEligible(f"{name} is {extra.get_dtype()} and the output {layout.dtype}")
-    why = problem.why_not(device.target)
+    why = problem.why_not(device)
     if why:
         raise NotEligible(why)
     nodes = tuple(x for x in (a, b, bias, residual) if x is not None)

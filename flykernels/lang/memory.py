@@ -13,9 +13,9 @@ from math import gcd, prod
 
 import numpy as np
 
-from ..dtypes import DType, i1, i16, i64
+from ..dtypes import DType, i16, i64
 from ..layout import IDENTITY, Layout, Swizzle, ThreadValues, flatten
-from ..mlir import arith, ir, llvm
+from ..mlir import arith, llvm
 from .errors import TraceError
 from .values import Value, constant, lanes_where, minimum, mlir_type, select
 

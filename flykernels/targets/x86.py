@@ -25,8 +25,8 @@ from ..dtypes import DType, i32, i64
 from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, minimum, mlir_type
 from ..mlir import ExecutionEngine, PassManager, ir, llvm, scf
-from .gpu import keep_loops
 from . import x86_python
+from .gpu import keep_loops
 from .x86_math import expand
 
 LOWER = (

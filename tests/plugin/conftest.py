@@ -49,14 +49,8 @@ def seen(monkeypatch):
         lists.append([choices.label(c) for c in result])
         return result
 
-    from inductor_plugin import private
-
-    private.remove_preprocessing(original)
     monkeypatch.setattr(choices, "offer", offer)
-    private.add_preprocessing(offer)
-    yield lists
-    private.remove_preprocessing(offer)
-    private.add_preprocessing(original)
+    return lists
 
 
 @pytest.fixture
