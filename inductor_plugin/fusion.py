@@ -172,16 +172,17 @@ def _added_to(value: Node) -> tuple[Node, Node] | None:
 
 def offer_fused(graph: Graph) -> int:
     """Insert the operator after every chain; how many there were."""
-    count = 0
+    replaced: dict[Node, Node] = {}  # a chain may begin where another ended
+    now = lambda node: replaced.get(node, node)
     for gemm, activation, residual, last in list(chains(graph)):
         materialised = all(_reads_memory(user) for user in last.users)
         with graph.inserting_after(last):
-            args = (last, gemm.x, gemm.w, gemm.bias, residual, gemm.base, activation, materialised)
+            args = (last, now(gemm.x), gemm.w, gemm.bias, now(residual), gemm.base, activation, materialised)
             fused = graph.call_function(torch.ops.flykernels.fused_gemm.default, args)
         fused.meta.update(last.meta)
         last.replace_all_uses_with(fused, delete_user_cb=lambda user: user is not fused)
-        count += 1
-    return count
+        replaced[last] = fused
+    return len(replaced)
 
 
 def _reads_memory(user: Node) -> bool:
