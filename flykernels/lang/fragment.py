@@ -83,6 +83,21 @@ class Fragment:
 
     __radd__, __rmul__ = __add__, __mul__
 
+    def below(self, axis: int, limit, fill=0) -> Fragment:
+        """The same values where the coordinate along axis is less than limit (int or Value), else `fill`."""
+        first = self.layout.origin(self.k.thread)[axis]
+        size, along = self.layout.vector.size, self.layout.vector.axis == axis
+
+        def piece(digits):
+            v, at = self[digits], first + self.layout.walk(digits)[axis]
+            if not along:
+                return select(at < limit, v, fill)
+            for i in range(size):
+                v = v.insert(i, select(at + i * self.layout.vector.step < limit, v[i], constant(fill, v.dtype)))
+            return v
+
+        return Fragment(self.k, self.layout, self.streamed, piece)
+
     # -- reductions
     def sum(self, axis) -> Fragment:
         return self.reduce(axis, lambda a, b: a + b, 0.0)

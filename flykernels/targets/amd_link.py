@@ -58,7 +58,7 @@ def find_triton():
 def linker() -> str:
     """Which way code objects are linked here, in words. LinkerMissing if there is none."""
     if find_lld():
-        return f"MLIR's assembler and {find_lld()}"
+        return "MLIR's assembler and ld.lld"
     if find_triton():
         return "Triton's assembler and linker"
     raise LinkerMissing(
