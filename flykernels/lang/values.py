@@ -70,7 +70,7 @@ class Value:
     def shuffle(self, lanes, other: Value | None = None) -> Value:
         """The elements named by `lanes`, as a new vector; `other`'s (of the same type) are numbered from width on."""
         n = len(lanes)
-        second = (other or self).ssa
+        second = (self if other is None else other).ssa
         return Value(llvm.shufflevector(mlir_type(self.dtype, n), self.ssa, second, lanes), self.dtype, n)
 
     def __getitem__(self, i) -> Value:
@@ -171,6 +171,9 @@ class Value:
 
     def __truediv__(s, o):
         return s * (1.0 / o) if isinstance(o, (int, float)) else s._op(o, arith.divf, None)
+
+    def __rtruediv__(s, o):
+        return s._op(o, arith.divf, None, swap=True)
 
     def __floordiv__(s, o):
         if _is(o, 1):
