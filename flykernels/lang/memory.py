@@ -65,7 +65,7 @@ def dense(shape) -> tuple:
     out = [1]
     for n in shape[:0:-1]:
         out.append(out[-1] * (prod(flatten(n)) if isinstance(n, tuple) else n))
-    return tuple(out[::-1])
+    return tuple(out[: len(shape)][::-1])
 
 
 @dataclass(frozen=True)

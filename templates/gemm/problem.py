@@ -76,6 +76,11 @@ class GemmProblem:
             return f"N = {self.n}, K = {self.k}: an empty product is left to ATen"
         if max(self.n, self.k) > LARGEST:
             return f"N = {self.n}, K = {self.k}: sizes above {LARGEST} are left to ATen"
+        for name in ("align_a", "align_b", "align_c"):
+            least = (self.output_type if name == "align_c" else self.input_type).bytes
+            value = getattr(self, name)
+            if value < least or value & (value - 1):
+                return f"{name} is {value}; it must be a power of two, and at least an element's {least} bytes"
         if self.packed_b and self.batched:
             return "a packed B has no batch axis"
         return None

@@ -1,2 +1,5 @@
 """GEMM by dot products."""
-def make_tile(k, p, cfg, tile): raise NotImplementedError
+
+
+def make_tile(k, p, cfg, tile):
+    raise NotImplementedError

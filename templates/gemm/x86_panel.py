@@ -37,7 +37,12 @@ class Panels:
         if p.packed_b:
             self.b_panels = packed_view(tile.b, p, cfg)
         elif cfg.pack_b:
-            self.b_panels = panel_view(k.private(panel_type(tile.b.dtype), tile_panels * self.filled * cfg.columns), tile_panels, self.filled, cfg.columns)
+            self.b_panels = panel_view(
+                k.private(panel_type(tile.b.dtype), tile_panels * self.filled * cfg.columns),
+                tile_panels,
+                self.filled,
+                cfg.columns,
+            )
         self.partial = k.private(f32, cfg.tile_m, cfg.tile_n) if self.blocks > 1 else None
 
     def run(self):
@@ -73,8 +78,16 @@ class Panels:
 
     def copy_a(self, row, panel, k0, count):
         pack_a(
-            self.k, self.tile.a, self.tile.m, row, k0, count, self.steps(count),
-            self.a_panels.at(panel)[0], self.cfg.rows, self.lanes,
+            self.k,
+            self.tile.a,
+            self.tile.m,
+            row,
+            k0,
+            count,
+            self.steps(count),
+            self.a_panels.at(panel)[0],
+            self.cfg.rows,
+            self.lanes,
         )
 
     def steps(self, count):
@@ -96,7 +109,9 @@ class Panels:
                 pack_b(k, tile.b, self.p.b, k0, count, self.steps(count), column, valid, b, self.lanes)
         else:
             b = tile.b.at(k0, column)
-        self.each_row_panel(row, end, lambda at, i: self.register_block(block, k0, count, at, i, column, here, b, valid))
+        self.each_row_panel(
+            row, end, lambda at, i: self.register_block(block, k0, count, at, i, column, here, b, valid)
+        )
 
     def register_block(self, block, k0, count, row, a_panel, column, here, b: View, valid: int):
         """rows x columns of C for one block of K."""
@@ -117,9 +132,11 @@ class Panels:
         @k.loop(wide(0), whole, cfg.unroll, carry=acc)
         def acc(i, acc):
             for u in range(0, cfg.unroll, 2):
-                rows = read_pair(b.at(i // 2 if b.dtype == bf16 and packed else i), u, len(starts), lanes) if packed else [
-                    [b.get(i + (u + j), v, width=lanes, count=n).to(f32) for v, n in starts] for j in range(2)
-                ]
+                rows = (
+                    read_pair(b.at(i // 2 if b.dtype == bf16 and packed else i), u, len(starts), lanes)
+                    if packed
+                    else [[b.get(i + (u + j), v, width=lanes, count=n).to(f32) for v, n in starts] for j in range(2)]
+                )
                 for j, row_of_b in enumerate(rows):
                     acc = add(acc, a(i, u + j), row_of_b)
             return acc
@@ -129,7 +146,9 @@ class Panels:
 
             @k.loop(whole, wide(count), carry=acc)
             def acc(i, acc):
-                return add(acc, a(i, 0), [b.get(i, v, width=lanes, count=None if packed else n).to(f32) for v, n in starts])
+                return add(
+                    acc, a(i, 0), [b.get(i, v, width=lanes, count=None if packed else n).to(f32) for v, n in starts]
+                )
 
         from .x86 import finish
 
