@@ -190,7 +190,7 @@ class X86:
     # -- to code
     def compile(self, k, source: dict | None = None, opt_level: int = 1) -> CodeObject:
         """The traced kernel as a relocatable ELF object for any machine with `features`. RuntimeError if LLVM fails."""
-        with k.context:
+        with k.context, ir.Location.unknown():
             expand(k.module)
             PassManager.parse(LOWER).run(k.module.operation)
             keep_loops(k.module)
