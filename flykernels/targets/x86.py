@@ -188,7 +188,7 @@ class X86:
         llvm.CallOp(None, arguments, [], [], callee=name)
 
     # -- to code
-    def compile(self, k, source: dict | None = None, opt_level: int = 1) -> CodeObject:
+    def compile(self, k, source: dict | None = None, opt_level: int = 0) -> CodeObject:
         """The traced kernel as a relocatable ELF object for any machine with `features`. RuntimeError if LLVM fails."""
         with k.context, ir.Location.unknown():
             expand(k.module)

@@ -56,8 +56,8 @@ def _dot_blocks(p: GemmProblem, target, lanes: int, space: Space):
         return [(1, c) for c in (GROUP, 2 * GROUP)]
     found = []
     for rows, columns in ((r, c) for c in (GROUP, GROUP - 1) for r in range(min(p.m_hint, 8), 1, -1)):
-        held = min(rows, columns) * (2 if p.dtype == "bf16" else 1)  # of bf16 the pairs and one half of them
-        need = rows * columns + held + 1 + (2 if p.dtype == "bf16" else 0)
+        # of bf16 both halves of what is held and passes by, and the mask that takes them apart
+        need = rows * columns + (2 * min(rows, columns) + 3 if p.dtype == "bf16" else min(rows, columns) + 1)
         if need > target.vector_registers:
             space.dropped.append(Dropped(None, f"dot {rows}x{columns}: {need} registers of {target.vector_registers}"))
         elif not any(c == columns for _, c in found):
