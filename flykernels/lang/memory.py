@@ -223,12 +223,8 @@ class View:
         return replace(self, pointer=advance(self.pointer, offset, self.dtype), alignment=alignment)
 
     def recast(self, dtype: DType) -> View:
-        """What lies at the view's origin as a row of another type. LLVM is better at loads of i32 than of pairs of bf16."""
+        """What lies at the view's origin as a row of another type: LLVM loads an i32 better than a pair of bf16."""
         return replace(self, dtype=dtype, shape=(1,), stride=(1,))
-
-    def transposed(self) -> View:
-        """The same memory with its axes in reverse order."""
-        return replace(self, shape=self.shape[::-1], stride=self.stride[::-1])
 
     def get(self, *coord, width=None, count=None) -> Value:
         """The element at coord, or `width` neighbours along the last axis, whose stride is 1.
