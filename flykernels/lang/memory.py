@@ -13,7 +13,7 @@ from math import gcd, prod
 
 import numpy as np
 
-from ..dtypes import DType, i1, i64
+from ..dtypes import DType, i1, i32, i64
 from ..layout import IDENTITY, Layout, Swizzle, ThreadValues, flatten
 from ..mlir import arith, ir, llvm
 from .errors import TraceError
@@ -120,7 +120,7 @@ class View:
                 continue
             pointer = self._step(pointer, at[axis] * n, step)
             alignment = self._aligned(alignment, n, step)
-            shape.append(n if isinstance(whole, int) and whole % n == 0 else whole - at[axis] * n)
+            shape.append(n if isinstance(whole, int) and whole % n == 0 else cut(whole - at[axis] * n, n))
             stride.append(step), multiple.append(gcd(known, n))
         return replace(
             self,
@@ -345,6 +345,11 @@ class View:
             start = tv.start[axis] if tv.start else 0
             alignment = self._aligned(alignment, gcd(start, *steps), stride)
         return alignment
+
+
+def cut(left, n: int):
+    """What is left of an axis, at most n: 32 bits hold it."""
+    return minimum(left, n).to(i32) if isinstance(left, Value) else min(left, n)
 
 
 def offset_along(size, stride, c):
