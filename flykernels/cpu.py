@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# Levels of the x86-64 psABI (version 1.0, section 3.1.1), in the names that /proc/cpuinfo has; each includes those before.
+# Levels of the x86-64 psABI (version 1.0, section 3.1.1), in /proc/cpuinfo's names; each includes those before.
 LEVELS = {
     "x86-64-v3": ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"),
     "x86-64-v4": ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"),

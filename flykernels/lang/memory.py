@@ -13,11 +13,11 @@ from math import gcd, prod
 
 import numpy as np
 
-from ..dtypes import DType, i1, i32, i64
+from ..dtypes import DType, i16, i32, i64
 from ..layout import IDENTITY, Layout, Swizzle, ThreadValues, flatten
-from ..mlir import arith, ir, llvm
+from ..mlir import arith, llvm
 from .errors import TraceError
-from .values import Value, constant, minimum, mlir_type, select
+from .values import Value, constant, lanes_where, minimum, mlir_type, select
 
 
 @dataclass(frozen=True)
@@ -221,6 +221,10 @@ class View:
         offset = sum((_wide(c) * _wide(s) for c, s in zip(whole, self.stride)), 0)
         return replace(self, pointer=advance(self.pointer, offset, self.dtype), alignment=self.dtype.bytes)
 
+    def transposed(self) -> View:
+        """The same memory with its axes in reverse order."""
+        return replace(self, shape=self.shape[::-1], stride=self.stride[::-1])
+
     def get(self, *coord, width=None, count=None) -> Value:
         """The element at coord, or `width` neighbours along the last axis, whose stride is 1.
 
@@ -228,13 +232,12 @@ class View:
         pointer = self.at(*coord).pointer
         if count is None or count == width:
             return self.read(pointer, width, self.dtype.bytes)
-        kind, zeros = mlir_type(self.dtype, width), constant(0, self.dtype, width)
-        first = _first(count, width)
-        return Value(
-            llvm.intr_masked_load(kind, pointer, first, self.dtype.bytes, pass_thru=zeros.ssa),
-            self.dtype,
-            width,
+        bits = _plain(self.dtype)
+        zeros = constant(0, bits, width).ssa
+        found = llvm.intr_masked_load(
+            mlir_type(bits, width), pointer, _first(count, width), self.dtype.bytes, pass_thru=zeros
         )
+        return Value(found, bits, width).bitcast(self.dtype, width)
 
     def put(self, value: Value, *coord, count=None):
         """Writes one element or a vector at coord; count: only its first `count` (an int) elements."""
@@ -242,7 +245,8 @@ class View:
         if count is None or count == value.width:
             self.write(pointer, value, self.dtype.bytes)
         else:
-            llvm.intr_masked_store(value.ssa, pointer, _first(count, value.width), self.dtype.bytes)
+            bits = value.bitcast(_plain(self.dtype), value.width)
+            llvm.intr_masked_store(bits.ssa, pointer, _first(count, value.width), self.dtype.bytes)
 
     def read(self, pointer, width, alignment) -> Value:
         """A load of `width` elements (None: one scalar) at an LLVM pointer; alignment in bytes."""
@@ -421,11 +425,14 @@ def _wide(x):
     return x.to(i64) if isinstance(x, Value) else x
 
 
+def _plain(dtype):
+    """What moves under a mask: LLVM takes vectors of 16-bit floats apart by way of f32, and wants a library for that."""
+    return i16 if dtype.is_float and dtype.bits == 16 else dtype
+
+
 def _first(count, width):
     """A mask of `width` lanes with the first `count` set."""
-    lanes = ", ".join("true" if i < count else "false" for i in range(width))
-    kind = mlir_type(i1, width)
-    return arith.constant(kind, ir.Attribute.parse(f"dense<[{lanes}]> : {kind}"))
+    return lanes_where([i < count for i in range(width)]).ssa
 
 
 def is_shared(pointer):

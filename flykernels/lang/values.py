@@ -39,6 +39,13 @@ def constant(x, dtype: DType, width=None) -> Value:
     return Value(arith.constant(mlir_type(dtype, width), attr), dtype, width)
 
 
+def lanes_where(flags) -> Value:
+    """A constant vector of conditions, one a lane."""
+    kind = mlir_type(i1, len(flags))
+    lanes = ", ".join("true" if f else "false" for f in flags)
+    return Value(arith.constant(kind, ir.Attribute.parse(f"dense<[{lanes}]> : {kind}")), i1, len(flags))
+
+
 class Value:
     """One SSA value: a scalar (width None) or a vector of `width` elements of `dtype`."""
 

@@ -37,6 +37,9 @@ class Sm90a(Gpu):
         max_waves=16,
         simds=4,
         compute_units=132,
+        shared_read=128,
+        shared_fill=64,
+        latency=800,
     )
     shared_bytes, max_workgroup, vector_bytes = limits.shared_bytes, limits.max_workgroup, limits.vector_bytes
     held_bytes = 128  # registers a thread may give to one held row, in bytes

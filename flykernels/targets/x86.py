@@ -2,8 +2,9 @@
 
 The object file has one entry, `entry(arguments..., workspace, threads)`:
 
-    workspace  pointer to what `Kernel.private` gave out: `CodeObject.workspace_for` bytes for each thread, aligned to 64
-    threads    i32, how many to use at most. With 2 and more the entry calls libgomp's GOMP_parallel once, and each thread
+    workspace  pointer to what `Kernel.private` gave out: `CodeObject.workspace_for` bytes for each thread,
+               aligned to 64
+    threads    i32, how many to use at most. With 2 and more the entry calls libgomp's GOMP_parallel once, and each
                takes a contiguous share of the workgroups; with 1, or one workgroup, it runs them itself.
 
 The number of workgroups is the product of the kernel's grid, worked out by the entry from the arguments.

@@ -40,7 +40,7 @@ def expand(module) -> None:
 def _exp2(x):
     """2^x to about one step of f32; NaN stays NaN, what is too large becomes infinite, too small subnormal or 0.
 
-    x = n + f with n whole. 2^n is made in two halves from exponent bits, since n reaches beyond what one scale holds."""
+    x = n + f with n whole. 2^n is made in two halves from exponent bits: n reaches beyond what one scale holds."""
     kind = x.type
     vector = isinstance(kind, ir.VectorType)
     i32 = ir.IntegerType.get_signless(32)

@@ -54,7 +54,7 @@ def declared(p: GemmProblem) -> dict[str, Any]:
     """The kernel's arguments as `Kernel.args` takes them."""
     kinds = {"a": p.input_type, "b": p.input_type}
     memory = {x: Global(kinds.get(x, p.output_type), (), alignment=p.input_type.bytes) for x in pointers(p)}
-    return memory | {s: i64 for s in scalars(p)}
+    return memory | dict.fromkeys(scalars(p), i64)
 
 
 def scalar_values(p: GemmProblem, **tensors) -> tuple[int, ...]:

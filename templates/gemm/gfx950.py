@@ -16,35 +16,28 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.plan import Plan
 from flykernels.lang.ring import CopiedRing, Ring
-from flykernels.targets import gfx950
 from flykernels.targets.gfx950 import BUFFER_MOST
 
 from .arguments import declared
 from .epilogue import finish
-from .gfx950_config import Gfx950Config, along_k, direct_bytes, mma_of, swizzle
+from .gfx950_config import TILE_MOST, Gfx950Config, along_k, direct_bytes, mma_of, swizzle
 from .problem import GemmProblem
 
 DTYPES = ("bf16", "f16")
-GRID_MOST = 65535  # workgroups along the second and third grid axis, as HIP launches them
 
 
-def why_not(p: GemmProblem, strides: dict[str, int] | None = None, m: int | None = None) -> str | None:
+def why_not(p: GemmProblem, strides: dict[str, int] | None = None) -> str | None:
     """Why this template does not serve the problem, in words; None if it does.
 
-    strides and m: the run-time arguments of a call ("a_row": elements, ...), where the caller knows them. They have a
-    limit too: what a workgroup reads of an operand must span less than 4 GiB."""
-    general = p.why_not(gfx950)
-    if general:
-        return general
+    strides: the run-time strides of a call ("a_row": elements, ...), where the caller knows them. They have a limit too:
+    one tile of an operand must span less than 4 GiB."""
     if p.dtype not in DTYPES:
         return f"dtype is {p.dtype}; the gfx950 kernel multiplies {' and '.join(DTYPES)}"
     if p.packed_b:
         return "a packed B is for x86; on gfx950 operands are used where they lie"
-    far = {"a": (m or 1, p.k), "b": (p.k, p.n)}
-    for name, (rows, columns) in far.items() if strides else ():
-        span = (rows - 1) * strides.get(f"{name}_row", 1) + (columns - 1) * strides.get(f"{name}_col", 1) + 1
-        if span * p.input_type.bytes > BUFFER_MOST:
-            return f"{name.upper()} spans {span} elements; a buffer descriptor reaches {BUFFER_MOST} bytes"
+    for name, stride in (strides or {}).items():
+        if name in ("a_row", "a_col", "b_row", "b_col") and stride * TILE_MOST * p.input_type.bytes > BUFFER_MOST:
+            return f"{name} is {stride}: a tile would span more than the {BUFFER_MOST} bytes that a buffer may"
     return None
 
 
@@ -97,7 +90,9 @@ def matrix(k: Kernel, p: GemmProblem, given: dict, name: str) -> View:
     return whole[k.workgroup_id(2)]
 
 
-def operand_ring(k: Kernel, p: GemmProblem, cfg: Gfx950Config, which: str, source: View, rows: int) -> Ring | CopiedRing:
+def operand_ring(
+    k: Kernel, p: GemmProblem, cfg: Gfx950Config, which: str, source: View, rows: int
+) -> Ring | CopiedRing:
     """The ring of a (rows, K) operand: its image in LDS runs along K, or across it where memory does."""
     contiguous_k, direct = along_k(p, which), direct_bytes(p)
     along = 1 if contiguous_k or "any" in (p.a, p.b) and stride_is_any(p, which) else 0

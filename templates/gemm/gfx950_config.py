@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
 from math import log2
@@ -17,6 +17,7 @@ from flykernels.targets import gfx950
 
 from .problem import GemmProblem
 
+TILE_MOST = 256  # rows, columns or K of a tile
 DIRECT_BYTES = (16, 4)  # what one lane can bring from memory straight into LDS
 
 
@@ -55,7 +56,7 @@ class Gfx950Config:
 
     def key(self) -> dict:
         """Readable JSON form."""
-        return {**self.__dict__, "waves": list(self.waves)}
+        return {**asdict(self), "waves": list(self.waves)}
 
     def __str__(self) -> str:
         waves = "x".join(map(str, self.waves))

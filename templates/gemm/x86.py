@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import f32, i64
+from flykernels.dtypes import i64
 from flykernels.lang import Kernel, View, minimum
-from flykernels.lang.values import Value, constant
 
 from . import x86_dot, x86_panel
 from .arguments import declared
 from .config import X86Config
-from .epilogue import activate
 from .problem import GemmProblem
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A workgroup's part: views of one batch's operands, and which rows and columns of C it makes."""
-
-    a: View  # (M, K)
-    b: View  # (K, N), or as pack_b left it
-    bias: View | None  # (M, N) with any strides
-    residual: View | None  # (M, N)
-    c: View  # (M, N)
-    m: Value  # rows there are
-    first_row: Value
-    end_row: Value
-    column_tile: Value  # number of the tile along N
+from .x86_tile import Tile
 
 
 def gemm(k: Kernel, p: GemmProblem, cfg: X86Config):
@@ -66,24 +50,3 @@ def _operand(p: GemmProblem, given: dict, name: str, batch) -> View | None:
     column = given.get(f"{name}_col", 1)
     shape = {"a": (given["m"], p.k), "b": (p.k, p.n)}.get(name, (given["m"], p.n))
     return replace(view, shape=shape, stride=(row, column))
-
-
-def finish(p: GemmProblem, tile: Tile, x: Value, row, column, count: int):
-    """Bias, activation, residual, C for a vector of sums at (row, column...); only the first `count` are there."""
-    width = x.width
-    if p.bias != "none":
-        x = x + _bias(p, tile, row, column, width, count)
-    x = activate(p.activation, x)
-    if tile.residual is not None:
-        x = x + tile.residual.get(row, column, width=width, count=count).to(f32)
-    tile.c.put(x.to(p.output_type), row, column, count=count)
-
-
-def _bias(p: GemmProblem, tile: Tile, row, column, width, count) -> Value:
-    assert tile.bias is not None
-    if p.bias == "row":
-        return tile.bias.get(0, column, width=width, count=count).to(f32)
-    out = constant(0, p.output_type, width)  # any strides: element by element
-    for i in range(count):
-        out = out.insert(i, tile.bias.get(row, column + i))
-    return out.to(f32)

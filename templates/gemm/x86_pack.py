@@ -1,13 +1,13 @@
 """Copies of operands in the order in which the register block reads them.
 
-A's panel is (K, rows) in f32. B's panel is (K, columns) in f32; of bf16 it keeps the 16 bits and lays k and k+1 of a
-column side by side, (K/2, columns, 2), so that one load gives both and a shift or a mask makes f32 of either. Where K
-is no multiple of the unrolled steps both are filled up with zeros: 0 * 0 adds nothing.
+A's panel is (K, rows) and B's (K, columns), both in f32. A weight that was packed ahead keeps its own type, for the
+sake of memory; of bf16 it has k and k+1 of a column side by side, (K/2, columns, 2), so that one load gives both and a
+shift or a mask makes f32 of either. Where K is no multiple of the unrolled steps, panels are filled up with zeros.
 """
 
 from __future__ import annotations
 
-from flykernels.dtypes import DType, bf16, f32, i16, i32, i64
+from flykernels.dtypes import bf16, f32, i32, i64
 from flykernels.lang import Kernel, View, minimum, transpose
 from flykernels.lang.values import Value, constant
 
@@ -18,11 +18,6 @@ QUAD = 4  # rows of a panel of A that are transposed together: a 128-bit lane of
 def wide(x) -> Value:
     """x as a 64-bit Value, what all coordinates of these kernels are."""
     return x.to(i64) if isinstance(x, Value) else constant(x, i64)
-
-
-def panel_type(dtype: DType) -> DType:
-    """Element type of B's panels."""
-    return bf16 if dtype == bf16 else f32
 
 
 def low_half(pairs: Value) -> Value:
@@ -37,8 +32,8 @@ def high_half(pairs: Value) -> Value:
 
 def read_pair(panel: View, step, vectors: int, lanes: int) -> list[list[Value]]:
     """Rows step and step + 1 (step even) of a packed panel of B: the f32 vectors of one, those of the other."""
-    if panel.dtype == f32:
-        return [[panel.get(step + i, v * lanes, width=lanes) for v in range(vectors)] for i in range(2)]
+    if panel.dtype != bf16:
+        return [[panel.get(step + i, v * lanes, width=lanes).to(f32) for v in range(vectors)] for i in range(2)]
     words = [panel.get(step // 2, v * lanes, 0, width=2 * lanes).bitcast(i32, lanes) for v in range(vectors)]
     return [[half(w) for w in words] for half in (low_half, high_half)]
 
@@ -78,43 +73,27 @@ def pack_b(k: Kernel, b: View, layout: str, k0, count, filled, column, valid: in
     at = b.at(k0, column)
     copy = {"row": _rows, "col": _columns, "any": lambda *_: wide(0)}[layout]
     whole = copy(k, at, wide(count), valid, to, lanes)
-    pairs = to.dtype == bf16
-    place = (lambda i, c: (i // 2, c, i % 2)) if pairs else (lambda i, c: (i, c))
-    element = (lambda i, c: at.get(i, c)) if pairs else (lambda i, c: at.get(i, c).to(f32))
 
     @k.loop(whole, wide(count))
     def _(i):
         @k.loop(wide(0), wide(valid))
         def _(c):
-            to.put(element(i, c), *place(i, c))
+            to.put(at.get(i, c).to(f32), i, c)
 
     @k.loop(wide(count), wide(filled))
     def _(i):
         @k.loop(wide(0), wide(valid))
         def _(c):
-            to.put(constant(0, to.dtype), *place(i, c))
+            to.put(constant(0, f32), i, c)
 
 
 def _rows(k, b: View, count, valid: int, to: View, lanes: int):
     """B row-major: rows are copied vector by vector. How many rows were."""
-    vectors = [(first, min(lanes, valid - first)) for first in range(0, valid, lanes)]
-    line = lambda i, first, n: b.get(i, first, width=lanes, count=n)
-    if to.dtype == bf16:
-        bits = lambda i, first, n: line(i, first, n).bitcast(i16, lanes).to(i32)
-        whole = count // 2 * 2
-
-        @k.loop(wide(0), whole, 2)
-        def _(i):
-            for first, n in vectors:
-                words = bits(i, first, n) | (bits(i + 1, first, n) << 16)
-                to.put(words.bitcast(bf16, 2 * lanes), i // 2, first, 0)
-
-        return whole
 
     @k.loop(wide(0), count)
     def _(i):
-        for first, n in vectors:
-            to.put(line(i, first, n).to(f32), i, first)
+        for first in range(0, valid, lanes):
+            to.put(b.get(i, first, width=lanes, count=min(lanes, valid - first)).to(f32), i, first)
 
     return count
 
@@ -122,21 +101,21 @@ def _rows(k, b: View, count, valid: int, to: View, lanes: int):
 def _columns(k, b: View, count, valid: int, to: View, lanes: int):
     """B column-major: blocks of `lanes` columns, a vector of K each, are transposed. How many rows were copied.
 
-    Of bf16 the 32-bit pairs are transposed, which leaves them as the panel wants them."""
-    step = 2 * lanes if to.dtype == bf16 else lanes
+    Of bf16 32-bit pairs are transposed, and taken apart afterwards."""
+    step = 2 * lanes if b.dtype == bf16 else lanes
     whole = count // step * step
-    if to.dtype == bf16:
-        vector = lambda line, i: line.get(i, 0, width=step).bitcast(i32, lanes)
-        put = lambda row, i, j, first: to.put(row.bitcast(bf16, step), i // 2 + j, first, 0)
-    else:
-        vector = lambda line, i: line.get(i, 0, width=lanes).to(f32)
-        put = lambda row, i, j, first: to.put(row, i + j, first)
     lines = [b.at(0, min(c, valid - 1)) for c in range(-(-valid // lanes) * lanes)]
 
     @k.loop(wide(0), whole, step)
     def _(i):
         for first in range(0, len(lines), lanes):
-            for j, row in enumerate(transpose([vector(line, i) for line in lines[first : first + lanes]])):
-                put(row, i, j, first)
+            some = lines[first : first + lanes]
+            if b.dtype == bf16:
+                words = transpose([line.at(i).get(width=step).bitcast(i32, lanes) for line in some])
+                rows = [half(w) for w in words for half in (low_half, high_half)]
+            else:
+                rows = transpose([line.at(i).get(width=step).to(f32) for line in some])
+            for j, row in enumerate(rows):
+                to.put(row, i + j, first)
 
     return whole

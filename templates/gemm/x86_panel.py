@@ -6,16 +6,19 @@ A; steps along K. See Goto and van de Geijn, "Anatomy of High-Performance Matrix
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flykernels.dtypes import bf16, f32
-from flykernels.lang import Kernel, View, fma, minimum
+from flykernels.lang import Kernel, Layout, View, fma, minimum, select
 from flykernels.lang.values import Value, constant
 
 from .config import X86Config
 from .problem import GemmProblem
-from .x86_pack import pack_a, pack_b, panel_type, read_pair, wide
+from .x86_pack import pack_a, pack_b, read_pair, wide
+from .x86_tile import Tile, finish
 
 
-def make_tile(k: Kernel, p: GemmProblem, cfg: X86Config, tile):
+def make_tile(k: Kernel, p: GemmProblem, cfg: X86Config, tile: Tile):
     """One workgroup's tile of C."""
     Panels(k, p, cfg, tile).run()
 
@@ -23,7 +26,7 @@ def make_tile(k: Kernel, p: GemmProblem, cfg: X86Config, tile):
 class Panels:
     """The tile's loops; a class for what they all look at."""
 
-    def __init__(self, k: Kernel, p: GemmProblem, cfg: X86Config, tile):
+    def __init__(self, k: Kernel, p: GemmProblem, cfg: X86Config, tile: Tile):
         self.k, self.p, self.cfg, self.tile = k, p, cfg, tile
         self.lanes = k.target.vector_bytes // f32.bytes
         self.blocks = -(-p.k // cfg.k_block)
@@ -37,12 +40,7 @@ class Panels:
         if p.packed_b:
             self.b_panels = packed_view(tile.b, p, cfg)
         elif cfg.pack_b:
-            self.b_panels = panel_view(
-                k.private(panel_type(tile.b.dtype), tile_panels * self.filled * cfg.columns),
-                tile_panels,
-                self.filled,
-                cfg.columns,
-            )
+            self.b_panels = k.private(f32, tile_panels, self.filled, cfg.columns)
         self.partial = k.private(f32, cfg.tile_m, cfg.tile_n) if self.blocks > 1 else None
 
     def run(self):
@@ -115,7 +113,7 @@ class Panels:
 
     def register_block(self, block, k0, count, row, a_panel, column, here, b: View, valid: int):
         """rows x columns of C for one block of K."""
-        k, cfg, tile, lanes = self.k, self.cfg, self.tile, self.lanes
+        k, p, cfg, tile, lanes = self.k, self.p, self.cfg, self.tile, self.lanes
         starts = [(v, min(lanes, valid - v)) for v in range(0, valid, lanes)]
         a = self.read_a(k0, row, a_panel)
         acc = tuple(tuple(self.start(block, row, here, r, v) for v, _ in starts) for r in range(cfg.rows))
@@ -126,51 +124,52 @@ class Panels:
             )
 
         packed = cfg.pack_b or self.p.packed_b
-        unpadded = not (packed and cfg.pack_a)  # then there are no zeros to run into
-        whole = wide(count) // cfg.unroll * cfg.unroll if unpadded else wide(self.steps(count))
+        zeros = packed and cfg.pack_a  # both have them: the steps beyond K add nothing
+        whole = wide(self.steps(count)) if zeros else wide(count) // cfg.unroll * cfg.unroll
 
         @k.loop(wide(0), whole, cfg.unroll, carry=acc)
         def acc(i, acc):
             for u in range(0, cfg.unroll, 2):
-                rows = (
-                    read_pair(b.at(i // 2 if b.dtype == bf16 and packed else i), u, len(starts), lanes)
-                    if packed
-                    else [[b.get(i + (u + j), v, width=lanes, count=n).to(f32) for v, n in starts] for j in range(2)]
-                )
-                for j, row_of_b in enumerate(rows):
+                for j, row_of_b in enumerate(self.two_rows(b, i, u, starts, packed)):
                     acc = add(acc, a(i, u + j), row_of_b)
             return acc
 
-        if unpadded and (self.blocks > 1 or self.p.k % cfg.unroll):
-            assert not (packed and b.dtype == bf16)
+        if not zeros and (self.blocks > 1 or p.k % cfg.unroll):
 
             @k.loop(whole, wide(count), carry=acc)
             def acc(i, acc):
-                return add(
-                    acc, a(i, 0), [b.get(i, v, width=lanes, count=None if packed else n).to(f32) for v, n in starts]
-                )
+                return add(acc, a(i, 0), self.one_row(b, i, starts, packed))
 
-        from .x86 import finish
-
-        for r, sums in enumerate(acc):
+        for r, line in enumerate(acc):
 
             @k.when(row + r < tile.end_row)
             def _():
-                if self.blocks == 1:
-                    for (v, n), x in zip(starts, sums):
-                        finish(self.p, tile, x, row + r, column + v, n)
-                    return
-                last = block.equals(self.blocks - 1)
+                self.leave(block, line, row + r, column, here, starts)
 
-                @k.when(last)
-                def _():
-                    for (v, n), x in zip(starts, sums):
-                        finish(self.p, tile, x, row + r, column + v, n)
+    def leave(self, block, line, row, column, here, starts):
+        """One row of sums goes to C, or while blocks of K are left to where they find it."""
+        last = True if self.blocks == 1 else block.equals(self.blocks - 1)
 
-                @k.when(block < self.blocks - 1)
-                def _():
-                    for (v, _), x in zip(starts, sums):
-                        self.partial.put(x, row + r - tile.first_row, here * cfg.columns + v)
+        @self.k.when(last)
+        def _():
+            for (v, n), x in zip(starts, line):
+                finish(self.p, self.tile, x, row, column + v, n)
+
+        @self.k.when(self.blocks > 1 and block < self.blocks - 1)
+        def _():
+            for (v, _), x in zip(starts, line):
+                self.partial.put(x, row - self.tile.first_row, here * self.cfg.columns + v)
+
+    def two_rows(self, b: View, i, u: int, starts, packed: bool):
+        """Rows i + u and i + u + 1 of a panel of B, as vectors."""
+        if packed:
+            return read_pair(b.at(i // 2 if b.dtype == bf16 else i), u, len(starts), self.lanes)
+        return [self.one_row(b.at(i), u + j, starts, packed) for j in range(2)]
+
+    def one_row(self, b: View, i, starts, packed: bool) -> list[Value]:
+        if packed:
+            return [b.get(i, v, width=self.lanes).to(f32) for v, _ in starts]
+        return [b.get(i, v, width=self.lanes, count=n).to(f32) for v, n in starts]
 
     def read_a(self, k0, row, a_panel):
         """(step, further) -> A's column there, as scalars; `further` is an int, folded into the address."""
@@ -186,21 +185,17 @@ class Panels:
         zero = constant(0, f32, self.lanes)
         if self.blocks == 1:
             return zero
-        from flykernels.lang import select
-
         so_far = self.partial.get(row + r - self.tile.first_row, here * self.cfg.columns + v, width=self.lanes)
         return select(block > 0, so_far, zero)
 
 
-def panel_view(memory: View, panels: int, steps: int, columns: int) -> View:
-    """Memory as panels of B: (panel, K, columns), or for bf16 (panel, K/2, columns, 2)."""
-    from dataclasses import replace
-    from flykernels.layout import Layout
-
-    shape = (panels, steps // 2, columns, 2) if memory.dtype == bf16 else (panels, steps, columns)
-    return replace(memory, shape=shape, stride=Layout.compact(*shape).stride)
-
-
 def packed_view(b: View, p: GemmProblem, cfg: X86Config) -> View:
-    steps = -(-p.k // cfg.unroll) * cfg.unroll
-    return panel_view(b, -(-p.n // cfg.columns), steps, cfg.columns)
+    """What pack_b made: (panel, K, columns), or for bf16 (panel, K/2, columns, 2)."""
+    shape = packed_shape(p, cfg)
+    return replace(b, shape=shape, stride=Layout.compact(*shape).stride)
+
+
+def packed_shape(p: GemmProblem, cfg: X86Config) -> tuple[int, ...]:
+    """Shape of a B packed ahead; K is filled up with zeros to a multiple of cfg.unroll, N to one of cfg.columns."""
+    panels, steps = -(-p.n // cfg.columns), -(-p.k // cfg.unroll) * cfg.unroll
+    return (panels, steps // 2, cfg.columns, 2) if p.input_type == bf16 else (panels, steps, cfg.columns)
