@@ -31,6 +31,8 @@ class _Stages:
     chunk   bytes that a thread moves at a time
     along   the axis that is K"""
 
+    granule: int  # elements that are read from memory as one, from an aligned address
+
     def __init__(self, k: Kernel, source: View, tile: tuple, stages: int, swizzle: Swizzle, chunk: int, along: int):
         self.k, self.source, self.extent, self.stages, self.along = k, source, tile, stages, along
         self.dtype: DType = source.dtype
@@ -45,7 +47,7 @@ class _Stages:
         loads, over = divmod(tile[0] * tile[1], self.chunk * k.workgroup_size)
         if over:
             raise TraceError(
-                f"a tile of {tile} {self.dtype} is not a whole number of loads of {chunk} bytes by {k.workgroup_size} threads",
+                f"a tile of {tile} {self.dtype} is not whole loads of {chunk} bytes by {k.workgroup_size} threads",
                 "choose a larger tile or fewer waves",
             )
         self.lds = k.shared(self.dtype, Layout.compact(stages, *tile), swizzle)
@@ -65,7 +67,7 @@ class _Stages:
         return e // self.extent[1], e % self.extent[1]
 
     def _address(self, loads: int):
-        """This thread's byte offset of each of its loads from a tile's origin, and how far one tile's origin and end lie.
+        """Where this thread's loads lie: bytes of each from a tile's origin, and how far a tile's origin and end are.
 
         Every tile has a buffer of its own that ends where the operand does. Nothing is left to a scalar offset: whether
         the hardware's range check counts it is said differently in different places."""
@@ -152,24 +154,21 @@ class _Stages:
 class Ring(_Stages):
     """Stages fed from memory without registers, by direct-to-LDS loads; the kernel's Plan says when to wait.
 
-    Direct loads write LDS lane after lane, `chunk` (4 or 16) bytes each: they cannot permute. So the permutation is done
-    on the memory side: the thread whose bytes land at element e fetches the coordinate that belongs there,
-    unflatten(swizzle(e)); a swizzle is its own inverse. The source's last axis has stride 1, its rows start at multiples
-    of `chunk` bytes."""
+    Direct loads write LDS lane after lane, `chunk` (4 or 16) bytes each: they cannot permute. So the permutation is
+    done on the memory side: the thread whose bytes land at element e fetches the coordinate that belongs there,
+    unflatten(swizzle(e)); a swizzle is its own inverse. The source's last axis has stride 1, its rows start at
+    multiples of `chunk` bytes."""
 
     def __init__(self, k, source: View, tile, stages: int, swizzle=IDENTITY, chunk: int = 16, along: int = 1):
         if source.stride[1] != 1:
             raise TraceError(f"{source} has no contiguous last axis", "transpose the view, or use a CopiedRing")
+        self.granule = chunk // source.dtype.bytes
         super().__init__(k, source, tuple(tile), stages, swizzle, chunk, along)
 
     @property
     def loads(self) -> int:
         """Instructions a thread and a tile: what wait_loads counts."""
         return len(self.lane_bytes)
-
-    @property
-    def granule(self) -> int:
-        return self.chunk
 
     def prefetch(self, t):
         """Start bringing in K tile `t`: `loads` instructions, counted by wait_loads."""
@@ -184,8 +183,8 @@ class Ring(_Stages):
 class CopiedRing(_Stages):
     """Stages fed through registers, element by element: for operands without alignment or without a contiguous axis.
 
-    16 bytes of LDS are gathered by 8 loads and written at once. `fetch` starts a tile's loads and returns the registers,
-    `put` writes them to the tile's stage; the compiler waits in between."""
+    16 bytes of LDS are gathered by 8 loads and written at once. `fetch` starts a tile's loads and returns their
+    registers, `put` writes them to the tile's stage; the compiler waits in between."""
 
     def __init__(self, k, source: View, tile, stages: int, swizzle=IDENTITY, along: int = 1):
         super().__init__(k, source, tuple(tile), stages, swizzle, k.target.vector_bytes, along)
@@ -219,7 +218,7 @@ class CopiedRing(_Stages):
 def transposing(operand: ThreadValues) -> ThreadValues:
     """Who addresses what of the (k, rows) image of a (rows, k) operand, for `read_transposed`.
 
-    Groups of 16 lanes own 16 rows and 8 consecutive k, in two reads of a 4 x 16 tile each (the last piece mode); in each,
+    Groups of 16 lanes own 16 rows and 8 consecutive k, in two reads of a 4 x 16 tile each (the last piece mode). There
     lane i addresses k row i // 4 and four neighbours from row 4 * (i % 4)."""
     first, *others = operand.threads
     if first.axis != 0 or first.step != 1 or first.size % 16 or operand.vector != Mode(8, 1, 1):

@@ -1,7 +1,7 @@
 """AMD CDNA4 (MI350X, MI355X): from a traced kernel to a linked code object, on any machine.
 
-Figures: AMD CDNA4 ISA manual; LLVM "User Guide for AMDGPU Backend"; HipKittens (arXiv 2511.08083) for the LDS. Rates and
-latency (cycles) are read off published hardware traces of MI350X kernels (github.com/jhinpan/flydsl-kernel-profiling)."""
+Figures: AMD CDNA4 ISA manual; LLVM "User Guide for AMDGPU Backend"; HipKittens (arXiv 2511.08083) for the LDS. Rates
+and latency (cycles) are read off published traces of MI350X kernels (github.com/jhinpan/flydsl-kernel-profiling)."""
 
 from __future__ import annotations
 

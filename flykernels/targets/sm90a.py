@@ -100,8 +100,8 @@ class Sm90a(Gpu):
         ptxas = shutil.which("ptxas")
         if ptxas is None:
             raise AssemblerMissing(
-                f"{k.name}: making a cubin for sm_90a needs ptxas, and none is on PATH. Do: install the CUDA toolkit, or "
-                "pip install nvidia-cuda-nvcc and put its bin folder on PATH"
+                f"{k.name}: making a cubin for sm_90a needs ptxas, and none is on PATH. Do: install the CUDA toolkit, "
+                "or pip install nvidia-cuda-nvcc and put its bin folder on PATH"
             )
         with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f, tempfile.NamedTemporaryFile(suffix=".cubin") as out:
             f.write(text)

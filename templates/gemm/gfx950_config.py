@@ -64,8 +64,8 @@ class Gfx950Config:
 
 
 def along_k(p: GemmProblem, operand: str) -> bool:
-    """Whether K is the operand's contiguous axis."""
-    return (p.a == "row") if operand == "a" else (p.b == "col")
+    """Whether the operand's image in LDS runs along K: where K is its contiguous axis, or neither is."""
+    return p.a in ("row", "any") if operand == "a" else p.b in ("col", "any")
 
 
 def direct_bytes(p: GemmProblem) -> int:
@@ -108,9 +108,9 @@ def read_conflicts(atom: MatrixAtom, which: str, rows: int, depth: int, contiguo
     """Turns of the slowest LDS read of one wave, in the worst order that lanes may be served in (1: no conflicts)."""
     operand: ThreadValues = getattr(atom, which)
     if contiguous_k:
-        tv, pitch, size, orders = operand, depth, 16, gfx950.read_phases.values()
+        tv, pitch, size, orders = operand, depth, 16, list(gfx950.read_phases.values())
     else:
-        tv, pitch, size, orders = transposing(operand), rows, 8, (gfx950.read_phases_8_bytes,)
+        tv, pitch, size, orders = transposing(operand), rows, 8, [list(gfx950.read_phases_8_bytes)]
     lanes, worst = np.arange(gfx950.limits.lanes), 1
     for step, digits in product({0, depth - operand.tile[1]}, np.ndindex(*tv.piece_sizes)):
         shifted = tv.shifted(0, step) if contiguous_k else tv.shifted(step, 0)

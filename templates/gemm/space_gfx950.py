@@ -1,10 +1,11 @@
 """Configurations on gfx950, from its registers, LDS, waves and compute units: which to compile, and why not the others.
 
-The estimate that ranks them counts cycles of one compute unit from published rates. It tells large differences apart and
-says nothing of small ones: measuring on the hardware does that."""
+The estimate that ranks them counts cycles of one compute unit from published rates. It tells large differences apart
+and says nothing of small ones: measuring on the hardware does that."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from math import ceil
@@ -20,7 +21,7 @@ TILES_M, TILES_N = (16, 32, 64, 128, 256), (32, 64, 128, 256)
 TILES_K, STAGES = (64, 128), (3, 2)
 WAVES = ((2, 2), (1, 4), (4, 1), (4, 2), (2, 4))
 SHAPES = ("16x16x32", "32x32x16")
-KEPT = 8  # as many as are compiled and measured
+KEPT, KEPT_OF_A_TILE = 8, 2  # as many as are compiled and measured; of those that share tile_m and tile_n
 ADDRESS_REGISTERS = 24  # of a wave: thread offsets, LDS addresses, what the compiler keeps besides
 BARRIER_CYCLES = 40  # a wait and a barrier, each K tile
 WIDEST_READ = 16  # bytes a lane
@@ -38,11 +39,17 @@ def candidates(p: GemmProblem, target) -> Space:
             space.dropped.append(Dropped(config, reason))
         else:
             found.append((*estimate(p, config, target.limits), config))
-    found.sort(key=lambda f: f[0])
-    for cycles, words, config in found[:KEPT]:
-        space.kept.append(Candidate(config, words))
-    for cycles, words, config in found[KEPT:]:
-        space.dropped.append(Dropped(config, f"estimated at {cycles / found[0][0]:.2f} times the best: {words}"))
+    found.sort(key=lambda f: (f[0], lds_read(p, f[2]), registers(p, f[2])))
+    of_tile: Counter = Counter()
+    for cycles, words, config in found:
+        tile = config.tile_m, config.tile_n
+        if len(space.kept) == KEPT:
+            space.dropped.append(Dropped(config, f"estimated at {cycles / found[0][0]:.2f} times the best: {words}"))
+        elif of_tile[tile] == KEPT_OF_A_TILE:
+            space.dropped.append(Dropped(config, f"{KEPT_OF_A_TILE} others of this tile read less of LDS"))
+        else:
+            of_tile[tile] += 1
+            space.kept.append(Candidate(config, words))
     return space
 
 
@@ -63,6 +70,13 @@ def registers(p: GemmProblem, cfg: Gfx950Config) -> int:
     loads = (cfg.tile_m + cfg.tile_n) * cfg.tile_k * p.input_type.bytes // (chunk * cfg.workgroup_size)
     flying = 0 if direct_bytes(p) else loads * WIDEST_READ // 4
     return sums + operands + loads + flying + ADDRESS_REGISTERS
+
+
+def lds_read(p: GemmProblem, cfg: Gfx950Config) -> int:
+    """Bytes that a workgroup's waves read from LDS for one K tile."""
+    atom, (rows, columns) = cfg.atom(p), cfg.repeat(p)
+    per_wave = rows * atom.d.tile[0] + columns * atom.d.tile[1]
+    return cfg.waves[0] * cfg.waves[1] * per_wave * cfg.tile_k * p.input_type.bytes
 
 
 def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
@@ -93,8 +107,7 @@ def estimate(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> tuple[floa
     atom, (rows, columns), waves = cfg.atom(p), cfg.repeat(p), cfg.waves[0] * cfg.waves[1]
     steps = cfg.tile_k // atom.a.tile[1]
     multiply = ceil(waves / limits.simds) * rows * columns * steps * atom.cycles
-    per_wave = rows * atom.d.tile[0] + columns * atom.d.tile[1]
-    read = waves * per_wave * cfg.tile_k * p.input_type.bytes / limits.shared_read
+    read = lds_read(p, cfg) / limits.shared_read
     chunk = direct_bytes(p)
     slower = 1 if chunk == WIDEST_READ else 4 if chunk else 8  # narrow loads: as many more instructions
     fill = slower * (cfg.tile_m + cfg.tile_n) * cfg.tile_k * p.input_type.bytes / limits.shared_fill
@@ -108,5 +121,5 @@ def estimate(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> tuple[floa
     slowest = max((multiply * together, "matrix units"), (read * together, "LDS reads"), (fill * together, "loads"))
     exposed = 0 if hidden else limits.latency / 2  # a single stage of look-ahead covers half
     one = ceil(p.k / cfg.tile_k) * (max(slowest[0], exposed) + BARRIER_CYCLES) + 2 * limits.latency
-    words = f"{rounds} rounds of {together} workgroups a compute unit, bound by {slowest[1]}, about {rounds * one:.0f} cycles"
-    return rounds * one, words
+    words = f"{rounds} rounds of {together} workgroups a compute unit, bound by {slowest[1]}, about"
+    return rounds * one, f"{words} {rounds * one:.0f} cycles"
