@@ -36,7 +36,7 @@ class Fragment:
         return self._piece(tuple(0 if n == 1 else d for d, n in zip(digits, self.layout.piece_sizes)))
 
     def each(self, visit):
-        """visit(digits, piece) for all pieces: unrolled if held; if streamed, a loop over the whole ones, then the rest."""
+        """visit(digits, piece) for all pieces: unrolled if held; if streamed, a loop over whole ones, then the rest."""
         if not self.streamed:
             for d in self.names():
                 visit(d, self[d])
@@ -108,7 +108,7 @@ class Fragment:
     def reduce(self, axis, combine, identity) -> Fragment:
         """Over pieces, the vector, lanes, waves: whatever of the layout lies along axis. All threads get the result."""
         k, tv = self.k, self.layout
-        running = {}  # digits along the other axes -> vector so far
+        running: dict = {}  # digits along the other axes -> vector so far
 
         def take(digits):
             key = tuple(0 if m.axis == axis else d for d, m in zip(digits, tv.pieces))

@@ -12,8 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-import numpy as np
-
 from ..dtypes import DType, i32, i64
 from ..layout import IDENTITY, Layout, Mode, Swizzle, ThreadValues
 from .errors import TraceError
@@ -33,6 +31,8 @@ class _Stages:
     chunk   bytes that a thread moves at a time
     along   the axis that is K"""
 
+    granule: int  # elements that are read from memory as one, from an aligned address
+
     def __init__(self, k: Kernel, source: View, tile: tuple, stages: int, swizzle: Swizzle, chunk: int, along: int):
         self.k, self.source, self.extent, self.stages, self.along = k, source, tile, stages, along
         self.dtype: DType = source.dtype
@@ -47,7 +47,7 @@ class _Stages:
         loads, over = divmod(tile[0] * tile[1], self.chunk * k.workgroup_size)
         if over:
             raise TraceError(
-                f"a tile of {tile} {self.dtype} is not a whole number of loads of {chunk} bytes by {k.workgroup_size} threads",
+                f"a tile of {tile} {self.dtype} is not whole loads of {chunk} bytes by {k.workgroup_size} threads",
                 "choose a larger tile or fewer waves",
             )
         self.lds = k.shared(self.dtype, Layout.compact(stages, *tile), swizzle)
@@ -67,44 +67,42 @@ class _Stages:
         return e // self.extent[1], e % self.extent[1]
 
     def _address(self, loads: int):
-        """For each load: this thread's byte offset in memory from the tile's origin = a lane's part + a uniform part.
+        """Where this thread's loads lie: bytes of each from a tile's origin, and how far a tile's origin and end are.
 
-        Loads whose lane's parts differ by the same for all threads share one register (their leader's)."""
-        k, everyone = self.k, np.arange(self.k.workgroup_size)
-        where = [np.stack(np.broadcast_arrays(*self.chunk_at(everyone, i))) for i in range(loads)]
-        self.leader, self.step = [], []
-        for i, at in enumerate(where):
-            same = next((j for j in range(i) if (np.ptp(at - where[j], axis=1) == 0).all() and self.leader[j] == j), i)
-            self.leader.append(same)
-            self.step.append(tuple(int(d) for d in (at - where[same])[:, 0]))
-        bytes_ = self.dtype.bytes
-        self.stride = tuple(
-            self._once(("i32", s), lambda: s.to(i32), s) if isinstance(s, Value) else s for s in self.source.stride
-        )
-        offset = lambda i: sum((c * s for c, s in zip(self.chunk_at(k.thread, i), self.stride)), 0) * bytes_
-        key = ("ring", self.extent, self.swizzle, self.chunk, self.stride)
-        self.lane_bytes = {i: self._once((*key, i), lambda: offset(i)) for i in sorted(set(self.leader))}
-        self.uniform_bytes = [
-            self._once((*key, "step", i), lambda: sum((d * s for d, s in zip(step, self.stride)), 0) * bytes_)
-            for i, step in enumerate(self.step)
+        Every tile has a buffer of its own that ends where the operand does. Nothing is left to a scalar offset: whether
+        the hardware's range check counts it is said differently in different places."""
+        k, source, size = self.k, self.source, self.dtype.bytes
+        narrow = lambda s: self._once(("i32", s), lambda: s.to(i32), s) if isinstance(s, Value) else s
+        self.stride = tuple(map(narrow, source.stride))
+        offset = lambda i: sum((c * s for c, s in zip(self.chunk_at(k.thread, i), self.stride)), 0) * size
+        key = ("ring", self.extent, self.swizzle, self.chunk, k.workgroup_size, self.stride, size)
+        self.lane_bytes = [
+            self._once((*key, i), lambda: offset(i), *(s for s in self.stride if isinstance(s, Value)))
+            for i in range(loads)
         ]
-        self.tile_bytes = self._once((*key, "tile"), lambda: self.stride[self.along] * (self.depth * bytes_))
-        self.buffer = k.target.buffer(self.source.pointer, self._span())
+        self.step = source.stride[self.along] * self.depth  # elements from tile to tile
+        self.span, self.last_span = self._span(self.depth), self._span(self.last)
 
-    def _once(self, key, make, *more):
-        runtime = [s for s in (*getattr(self, "stride", ()), *more) if isinstance(s, Value)]
-        return self.k.once(key, make, runtime)
+    def _once(self, key, make, *uses):
+        return self.k.once(key, make, uses)
 
-    def _span(self):
-        """Bytes from the tile's origin to the operand's end, in whole 32-bit words: the buffer's size.
+    def _span(self, depth: int):
+        """Bytes from a tile's origin to the last chunk of it that holds an element, if K has `depth` left.
 
-        Rounded up because an aligned word that holds an element may be read: memory is mapped in pages."""
+        Whole chunks: all of an aligned chunk may be read if one element may, since memory is mapped in pages."""
         counts = [
-            n if a == self.along else minimum(n, t) for a, (n, t) in enumerate(zip(self.source.shape, self.extent))
+            depth if a == self.along else minimum(n, t) for a, (n, t) in enumerate(zip(self.source.shape, self.extent))
         ]
         wide = lambda x: x.to(i64) if isinstance(x, Value) else x
         far = sum(((wide(n) - 1) * wide(s) for n, s in zip(counts, self.source.stride)), 0)
-        return ((far + 1) * self.dtype.bytes + 3) // 4 * 4
+        whole = self.granule * self.dtype.bytes
+        return ((far + 1) * self.dtype.bytes + (whole - 1)) // whole * whole
+
+    def _buffer(self, t):
+        """(the buffer of K tile t, whether K ends within it)"""
+        last = isinstance(t, int) and t == self.tiles - 1
+        origin = advance(self.source.pointer, self.step * (t.to(i64) if isinstance(t, Value) else t), self.dtype)
+        return self.k.target.buffer(origin, self.last_span if last else self.span), last and self.ragged
 
     def _inside(self, load: int, element: int, lane_bytes):
         """Byte offset of an element of the last tile: outside the buffer where K has ended."""
@@ -156,56 +154,54 @@ class _Stages:
 class Ring(_Stages):
     """Stages fed from memory without registers, by direct-to-LDS loads; the kernel's Plan says when to wait.
 
-    Direct loads write LDS lane after lane, `chunk` (4 or 16) bytes each: they cannot permute. So the permutation is done
-    on the memory side: the thread whose bytes land at element e fetches the coordinate that belongs there,
-    unflatten(swizzle(e)); a swizzle is its own inverse. The source's last axis has stride 1, its rows start at multiples
-    of `chunk` bytes."""
+    Direct loads write LDS lane after lane, `chunk` (4 or 16) bytes each: they cannot permute. So the permutation is
+    done on the memory side: the thread whose bytes land at element e fetches the coordinate that belongs there,
+    unflatten(swizzle(e)); a swizzle is its own inverse. The source's last axis has stride 1, its rows start at
+    multiples of `chunk` bytes."""
 
     def __init__(self, k, source: View, tile, stages: int, swizzle=IDENTITY, chunk: int = 16, along: int = 1):
         if source.stride[1] != 1:
             raise TraceError(f"{source} has no contiguous last axis", "transpose the view, or use a CopiedRing")
+        self.granule = chunk // source.dtype.bytes
         super().__init__(k, source, tuple(tile), stages, swizzle, chunk, along)
 
     @property
     def loads(self) -> int:
         """Instructions a thread and a tile: what wait_loads counts."""
-        return len(self.leader)
+        return len(self.lane_bytes)
 
     def prefetch(self, t):
         """Start bringing in K tile `t`: `loads` instructions, counted by wait_loads."""
-        k, into = self.k, self.stage(t)
-        cut = self.ragged and isinstance(t, int) and t == self.tiles - 1
-        waves = k.workgroup_size // k.target.lanes
-        for i, (leader, more) in enumerate(zip(self.leader, self.uniform_bytes)):
+        k, into, (buffer, cut) = self.k, self.stage(t), self._buffer(t)
+        waves, size = k.workgroup_size // k.target.lanes, self.chunk * self.dtype.bytes
+        for i, lane in enumerate(self.lane_bytes):
             to = advance(into.pointer, (k.subgroup + i * waves) * self.wave_elements, self.dtype)
-            lane = self.lane_bytes[leader]
             lane = self._inside(i, 0, lane) if cut else lane
-            k.target.load_to_shared(
-                self.buffer, to, lane, self.tile_bytes * t + more, self.scope, self.chunk * self.dtype.bytes
-            )
+            k.target.load_to_shared(buffer, to, lane, 0, self.scope, size)
 
 
 class CopiedRing(_Stages):
     """Stages fed through registers, element by element: for operands without alignment or without a contiguous axis.
 
-    16 bytes of LDS are gathered by 8 loads and written at once. `fetch` starts a tile's loads and returns the registers,
-    `put` writes them to the tile's stage; the compiler waits in between."""
+    16 bytes of LDS are gathered by 8 loads and written at once. `fetch` starts a tile's loads and returns their
+    registers, `put` writes them to the tile's stage; the compiler waits in between."""
 
     def __init__(self, k, source: View, tile, stages: int, swizzle=IDENTITY, along: int = 1):
         super().__init__(k, source, tuple(tile), stages, swizzle, k.target.vector_bytes, along)
 
+    granule = 1  # elements are fetched one by one
+
     def fetch(self, t) -> tuple[Value, ...]:
         """The registers that tile `t` comes into: one vector a chunk."""
-        cut = self.ragged and isinstance(t, int) and t == self.tiles - 1
-        return tuple(self._gather(i, t, cut) for i in range(len(self.leader)))
+        buffer, cut = self._buffer(t)
+        return tuple(self._gather(i, buffer, cut) for i in range(len(self.lane_bytes)))
 
-    def _gather(self, load: int, t, cut: bool) -> Value:
+    def _gather(self, load: int, buffer, cut: bool) -> Value:
         out = constant(0, self.dtype, self.chunk)
-        lane, uniform = self.lane_bytes[self.leader[load]], self.tile_bytes * t + self.uniform_bytes[load]
         for e in range(self.chunk):
-            mine = lane + self.stride[1] * (e * self.dtype.bytes)
+            mine = self.lane_bytes[load] + self.stride[1] * (e * self.dtype.bytes)
             mine = self._inside(load, e, mine) if cut else mine
-            out = out.insert(e, self.k.target.load_buffer(self.buffer, mine, uniform, self.dtype))
+            out = out.insert(e, self.k.target.load_buffer(buffer, mine, 0, self.dtype))
         return out
 
     def put(self, t, vectors):
@@ -222,7 +218,7 @@ class CopiedRing(_Stages):
 def transposing(operand: ThreadValues) -> ThreadValues:
     """Who addresses what of the (k, rows) image of a (rows, k) operand, for `read_transposed`.
 
-    Groups of 16 lanes own 16 rows and 8 consecutive k, in two reads of a 4 x 16 tile each (the last piece mode); in each,
+    Groups of 16 lanes own 16 rows and 8 consecutive k, in two reads of a 4 x 16 tile each (the last piece mode). There
     lane i addresses k row i // 4 and four neighbours from row 4 * (i % 4)."""
     first, *others = operand.threads
     if first.axis != 0 or first.step != 1 or first.size % 16 or operand.vector != Mode(8, 1, 1):

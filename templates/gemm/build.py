@@ -11,6 +11,7 @@ from flykernels import mlir
 from flykernels.codeobject import CodeObject
 from flykernels.lang import trace
 
+from . import gfx950
 from .problem import GemmProblem
 from .x86 import gemm as x86_gemm
 from .x86_panel import packed_shape
@@ -24,9 +25,10 @@ def build(problem: GemmProblem, config, target) -> CodeObject:
     source = {"template": "gemm", "problem": problem.key(), "config": config.key(), "mlir": mlir.version()}
     if target.name == "x86":
         return target.compile(trace(x86_gemm, target, problem, config), source=source)
-    from .gfx950 import gemm as gfx950_gemm  # type: ignore[import-not-found]
-
-    return target.compile(trace(gfx950_gemm, target, problem, config), source=source)
+    reason = gfx950.why_not(problem)
+    if reason is not None:
+        raise ValueError(f"no GEMM kernel for {problem} on {target.name}: {reason}")
+    return target.compile(trace(gfx950.gemm, target, problem, config), source=source)
 
 
 def pack_b(problem: GemmProblem, config, b) -> Any:

@@ -1,13 +1,14 @@
 """GEMM on gfx950: C = activation(A B + bias) + residual, a workgroup a tile, operands through LDS into matrix units.
 
-K tiles of A and B stand in a ring of LDS stages. Where pointers and rows allow it they come by direct-to-LDS loads, 16 or
-4 bytes a lane; otherwise through registers. An operand that is contiguous along K is read from LDS in vectors of 8, one
-that is not by transposing reads; swizzles keep both free of bank conflicts. Tails: M and N by guarded stores, K by zeros
-in the last stage. M, the batch and all strides are run-time arguments (`arguments.py`); N and K are constants.
+K tiles of A and B stand in a ring of LDS stages. Where pointers and rows allow it they come by direct-to-LDS loads, 16
+or 4 bytes a lane; otherwise through registers. An operand that is contiguous along K is read from LDS in vectors of 8,
+one that is not by transposing reads; swizzles keep both free of bank conflicts. Tails: M and N by guarded stores, K by
+zeros in the last stage. M, the batch and all strides are run-time arguments (`arguments.py`); N and K are constants.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from flykernels.codeobject import Extent
@@ -16,35 +17,28 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.plan import Plan
 from flykernels.lang.ring import CopiedRing, Ring
-from flykernels.targets import gfx950
 from flykernels.targets.gfx950 import BUFFER_MOST
 
 from .arguments import declared
 from .epilogue import finish
-from .gfx950_config import Gfx950Config, along_k, direct_bytes, mma_of, swizzle
+from .gfx950_config import TILE_MOST, Gfx950Config, along_k, direct_bytes, mma_of, swizzle
 from .problem import GemmProblem
 
 DTYPES = ("bf16", "f16")
-GRID_MOST = 65535  # workgroups along the second and third grid axis, as HIP launches them
 
 
-def why_not(p: GemmProblem, strides: dict[str, int] | None = None, m: int | None = None) -> str | None:
+def why_not(p: GemmProblem, strides: dict[str, int] | None = None) -> str | None:
     """Why this template does not serve the problem, in words; None if it does.
 
-    strides and m: the run-time arguments of a call ("a_row": elements, ...), where the caller knows them. They have a
-    limit too: what a workgroup reads of an operand must span less than 4 GiB."""
-    general = p.why_not(gfx950)
-    if general:
-        return general
+    strides: the run-time strides of a call ("a_row": elements, ...), where the caller knows them. They have a limit:
+    one tile of an operand must span less than 4 GiB."""
     if p.dtype not in DTYPES:
         return f"dtype is {p.dtype}; the gfx950 kernel multiplies {' and '.join(DTYPES)}"
     if p.packed_b:
         return "a packed B is for x86; on gfx950 operands are used where they lie"
-    far = {"a": (m or 1, p.k), "b": (p.k, p.n)}
-    for name, (rows, columns) in far.items() if strides else ():
-        span = (rows - 1) * strides.get(f"{name}_row", 1) + (columns - 1) * strides.get(f"{name}_col", 1) + 1
-        if span * p.input_type.bytes > BUFFER_MOST:
-            return f"{name.upper()} spans {span} elements; a buffer descriptor reaches {BUFFER_MOST} bytes"
+    for name, stride in (strides or {}).items():
+        if name in ("a_row", "a_col", "b_row", "b_col") and stride * TILE_MOST * p.input_type.bytes > BUFFER_MOST:
+            return f"{name} is {stride}: a tile would span more than the {BUFFER_MOST} bytes that a buffer may"
     return None
 
 
@@ -66,7 +60,8 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Gfx950Config):
     B = operand_ring(k, p, cfg, "b", b, cfg.tile_n)
 
     # prologue and main loop
-    acc = direct_loop(k, mma, A, B) if direct_bytes(p) else copied_loop(k, mma, A, B)
+    main_loop: Callable = direct_loop if direct_bytes(p) else copied_loop
+    acc = main_loop(k, mma, A, B)
 
     # epilogue
     c = view("c").tile((cfg.tile_m, cfg.tile_n), row, column)
@@ -97,21 +92,17 @@ def matrix(k: Kernel, p: GemmProblem, given: dict, name: str) -> View:
     return whole[k.workgroup_id(2)]
 
 
-def operand_ring(k: Kernel, p: GemmProblem, cfg: Gfx950Config, which: str, source: View, rows: int) -> Ring | CopiedRing:
+def operand_ring(
+    k: Kernel, p: GemmProblem, cfg: Gfx950Config, which: str, source: View, rows: int
+) -> Ring | CopiedRing:
     """The ring of a (rows, K) operand: its image in LDS runs along K, or across it where memory does."""
-    contiguous_k, direct = along_k(p, which), direct_bytes(p)
-    along = 1 if contiguous_k or "any" in (p.a, p.b) and stride_is_any(p, which) else 0
+    along, direct = 1 if along_k(p, which) else 0, direct_bytes(p)
     tile = (rows, cfg.tile_k) if along else (cfg.tile_k, rows)
     moved = swizzle(cfg.atom(p), which, rows, cfg.tile_k, bool(along))
     source = source if along else source.transposed()
     if direct:
         return Ring(k, source, tile, cfg.stages, moved, direct, along)
     return CopiedRing(k, source, tile, cfg.stages, moved, along)
-
-
-def stride_is_any(p: GemmProblem, which: str) -> bool:
-    """Whether neither axis of the operand is contiguous."""
-    return (p.a if which == "a" else p.b) == "any"
 
 
 def direct_loop(k: Kernel, mma: TiledMma, A: Ring, B: Ring) -> Fragment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
 from math import log2
@@ -17,6 +17,7 @@ from flykernels.targets import gfx950
 
 from .problem import GemmProblem
 
+TILE_MOST = 256  # rows, columns or K of a tile
 DIRECT_BYTES = (16, 4)  # what one lane can bring from memory straight into LDS
 
 
@@ -55,7 +56,7 @@ class Gfx950Config:
 
     def key(self) -> dict:
         """Readable JSON form."""
-        return {**self.__dict__, "waves": list(self.waves)}
+        return {**asdict(self), "waves": list(self.waves)}
 
     def __str__(self) -> str:
         waves = "x".join(map(str, self.waves))
@@ -63,8 +64,8 @@ class Gfx950Config:
 
 
 def along_k(p: GemmProblem, operand: str) -> bool:
-    """Whether K is the operand's contiguous axis."""
-    return (p.a == "row") if operand == "a" else (p.b == "col")
+    """Whether the operand's image in LDS runs along K: where K is its contiguous axis, or neither is."""
+    return p.a in ("row", "any") if operand == "a" else p.b in ("col", "any")
 
 
 def direct_bytes(p: GemmProblem) -> int:
@@ -107,9 +108,9 @@ def read_conflicts(atom: MatrixAtom, which: str, rows: int, depth: int, contiguo
     """Turns of the slowest LDS read of one wave, in the worst order that lanes may be served in (1: no conflicts)."""
     operand: ThreadValues = getattr(atom, which)
     if contiguous_k:
-        tv, pitch, size, orders = operand, depth, 16, gfx950.read_phases.values()
+        tv, pitch, size, orders = operand, depth, 16, list(gfx950.read_phases.values())
     else:
-        tv, pitch, size, orders = transposing(operand), rows, 8, (gfx950.read_phases_8_bytes,)
+        tv, pitch, size, orders = transposing(operand), rows, 8, [list(gfx950.read_phases_8_bytes)]
     lanes, worst = np.arange(gfx950.limits.lanes), 1
     for step, digits in product({0, depth - operand.tile[1]}, np.ndindex(*tv.piece_sizes)):
         shifted = tv.shifted(0, step) if contiguous_k else tv.shifted(step, 0)

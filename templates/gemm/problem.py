@@ -31,7 +31,7 @@ class GemmProblem:
     residual      a (M, N) row-major tensor added after the activation
     packed_b      B is constant and arrives packed as `space.py`'s configuration says, not as (K, N)
     m_hint        the M that tuning is done for; says nothing about correctness
-    align_a       bytes that A's pointer, row (or column) stride and batch stride are multiples of: at least an element's
+    align_a       bytes that A's pointer and its strides (but one of 1) are multiples of: at least an element's
     align_b       the same of B
     align_c       the same of C, bias and residual
     """

@@ -158,7 +158,7 @@ class Panels:
         return self.sums if self.blocks == 1 else self.sums.at(row - self.tile.first_row, here * self.cfg.columns)
 
     def two_rows(self, b: View, i, u: int, starts, packed: bool):
-        """Rows i + u and i + u + 1 of a panel of B, as vectors; the second is asked for when the first has been used."""
+        """Rows i + u and i + u + 1 of a panel of B, as vectors; the second is read when the first has been used."""
         if packed:
             return read_pair(b.at(i // 2 if b.dtype == bf16 else i), u, len(starts), self.lanes)
         return (self.one_row(b.at(i), u + j, starts, packed) for j in range(2))

@@ -1,4 +1,4 @@
-"""Derives the polynomial coefficients of flykernels/lang/functions.py: `python tests/lang/fit_functions.py` prints them.
+"""Derives the coefficients of flykernels/lang/functions.py: `python tests/lang/fit_functions.py` prints them.
 
 Each is a minimax fit of the stated function by Lawson's iteration: least squares on a dense Chebyshev grid, the weights
 multiplied by the error after each round until the error's peaks are level. Function values come from mpmath with 40
