@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -19,7 +19,7 @@ TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 GUARD = 64  # elements around an operand
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel(problem: GemmProblem, config: X86Config) -> host.HostKernel:
     """Compiled once for all tests."""
     return host.load(build(problem, config, x86))

@@ -118,7 +118,9 @@ def test_nothing_to_do_writes_nothing(batched):
 
 def test_as_many_threads_as_one_likes_give_the_same_bits():
     p = GemmProblem(n=100, k=90, b="col", m_hint=50)
-    for config in (replace(c.config, tile_n=c.config.columns, tile_m=c.config.rows) for c in candidates(p, x86, 2).kept):
+    for config in (
+        replace(c.config, tile_n=c.config.columns, tile_m=c.config.rows) for c in candidates(p, x86, 2).kept
+    ):
         results = []
         for threads in (1, 2, 3, 7):
             found = operands(p, 50)
