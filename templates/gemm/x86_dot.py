@@ -73,19 +73,21 @@ def dot_products(k, p, cfg, a_lines, b_lines, k0, blocks):
         return tuple(map(tuple, out))
 
     @k.loop(k0, whole, step, carry=acc)
-    def acc(i, acc):
+    def most(i, acc):
         return add(acc, i)
 
     left = p.k % step
-    if left:  # the last vector reaches back over elements that have been counted, and drops them
+    if not left:
+        return most
 
-        @k.loop(whole, end, step, carry=acc)
-        def acc(_, acc):
-            fresh = lambda half, lane: step - left <= (2 * lane + half if step > lanes else lane)
-            masks = [lanes_where([fresh(half, lane) for lane in range(lanes)]) for half in halves]
-            return add(acc, wide(p.k - step), lambda half, v: select(masks[half], v, 0.0))
+    @k.loop(whole, end, step, carry=most)
+    def total(_, acc):
+        """The last vector reaches back over elements that have been counted, and drops them."""
+        fresh = lambda half, lane: step - left <= (2 * lane + half if step > lanes else lane)
+        masks = [lanes_where([fresh(half, lane) for lane in range(lanes)]) for half in halves]
+        return add(acc, wide(p.k - step), lambda half, v: select(masks[half], v, 0.0))
 
-    return acc
+    return total
 
 
 def along_k(line: View, at, half: int, lanes: int) -> Value:

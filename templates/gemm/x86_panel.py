@@ -36,7 +36,8 @@ class Panels:
         tile_panels = cfg.tile_n // cfg.columns
         self.first_panel = tile.column_tile * tile_panels
         self.end_panel = minimum(self.first_panel + tile_panels, self.whole_panels + (1 if self.tail else 0))
-        self.a_panels = k.private(f32, cfg.m_block // cfg.rows, self.filled, cfg.rows) if cfg.pack_a else None
+        if cfg.pack_a:
+            self.a_panels = k.private(f32, cfg.m_block // cfg.rows, self.filled, cfg.rows)
         if p.packed_b:
             self.b_panels = packed_view(tile.b, p, cfg)
         elif cfg.pack_b:
@@ -98,16 +99,16 @@ class Panels:
         """Columns `valid` wide from panel `panel` on, for the rows of one block of A."""
         k, cfg, tile = self.k, self.cfg, self.tile
         column, here = panel * cfg.columns, panel - self.first_panel
+        b = tile.b.at(k0, column)
         if self.p.packed_b:
-            b = self.b_panels.at(panel, k0 // (2 if self.b_panels.dtype == bf16 else 1))[0]
+            b = self.b_panels.at(panel, k0 // (2 if b.dtype == bf16 else 1))[0]
         elif cfg.pack_b:
             b = self.b_panels.at(here)[0]
 
             @k.when(row.equals(tile.first_row))
             def _():
                 pack_b(k, tile.b, self.p.b, k0, count, self.steps(count), column, valid, b, self.lanes)
-        else:
-            b = tile.b.at(k0, column)
+
         self.each_row_panel(
             row, end, lambda at, i: self.register_block(block, k0, count, at, i, column, here, b, valid)
         )
@@ -129,25 +130,26 @@ class Panels:
         whole = wide(self.steps(count)) if zeros else wide(count) // cfg.unroll * cfg.unroll
 
         @k.loop(wide(0), whole, cfg.unroll, carry=acc)
-        def acc(i, acc):
+        def most(i, acc):
             for u in range(0, cfg.unroll, 2):
                 for j, row_of_b in enumerate(self.two_rows(b, i, u, starts, packed)):
                     acc = add(acc, a(i, u + j), row_of_b)
             return acc
 
-        if not zeros and (self.blocks > 1 or p.k % cfg.unroll):
-
-            @k.loop(whole, wide(count), carry=acc)
-            def acc(i, acc):
+        def others():
+            @k.loop(whole, wide(count), carry=most)
+            def total(i, acc):
                 return add(acc, a(i, 0), self.one_row(b, i, starts, packed))
 
+            return total
+
         left = self.left(row, here)
-        for r, line in enumerate(acc):
+        for r, line in enumerate(most if zeros or p.k % cfg.unroll == 0 else others()):
             for (v, _), x in zip(starts, line):
                 left.put(x, r, v)
 
         @k.when(True if self.blocks == 1 else block.equals(self.blocks - 1))
-        def _():
+        def finished():
             @k.loop(wide(0), minimum(tile.end_row - row, cfg.rows))
             def _(r):
                 for v, n in starts:

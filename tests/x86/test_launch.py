@@ -21,7 +21,8 @@ from flykernels.lang import Global, trace
 from flykernels.launch import host
 from flykernels.launch.elf import ElfError, Image
 from flykernels.targets import x86
-from flykernels.targets.x86 import POOL, X86
+from flykernels.targets.x86 import X86
+from flykernels.targets.x86_entry import POOL, PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,6 +78,24 @@ def test_bind_fixes_the_trailing_arguments(code):
     assert torch.equal(y[:70], 2 * x[:70]) and (y[70:] == 0).all()
     kernel.bind(threads=1)(x.data_ptr(), y.data_ptr(), 100)
     assert torch.equal(y, 2 * x)
+
+
+def test_a_short_call_goes_without_ctypes(code):
+    kernel = host.load(code)
+    x, y = torch.arange(100.0), torch.zeros(100)
+    fixed, free = kernel.bind(70, threads=2, keep_gil=True), kernel.bind(threads=1, keep_gil=True)
+    references = sys.getrefcount(None)
+    del kernel
+    for _ in range(1000):
+        assert fixed(x.data_ptr(), y.data_ptr()) is None
+    assert torch.equal(y[:70], 2 * x[:70]) and (y[70:] == 0).all()
+    assert free(x.data_ptr(), y.data_ptr(), 100) is None and torch.equal(y, 2 * x)
+    assert abs(sys.getrefcount(None) - references) < 100
+    for wrong in ((), (1,), (x.data_ptr(), y.data_ptr(), 1, 2), ("a", y.data_ptr()), (x.data_ptr(), None)):
+        with pytest.raises(TypeError):
+            fixed(*wrong)
+    with pytest.raises(OverflowError):
+        fixed(2**70, y.data_ptr())
 
 
 def test_compiling_twice_gives_the_same_bytes(code):
@@ -142,7 +161,7 @@ def test_threads_come_from_torchs_own_library():
         where[low, high] = path
     owner = lambda address: next(p for (low, high), p in where.items() if low <= address < high)
     pool = host.thread_pool()
-    assert set(pool) == set(POOL) == set(host.POOL)
+    assert host.POOL == POOL and (*host.PYTHON, "None") == PYTHON and set(pool) == set(POOL)
     assert len({owner(a) for a in pool.values()}) == 1
     assert str(Path(torch.__file__).parent) in owner(pool["GOMP_parallel"])
 
@@ -150,7 +169,7 @@ def test_threads_come_from_torchs_own_library():
 # -- what is refused
 def test_code_is_never_writable_and_executable(code):
     kernel = host.load(code)
-    base = kernel.call.image._base
+    base = kernel.image._base
     spans = [line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
     inside = [mode for span, mode in spans if int(span.split("-")[0], 16) <= base < int(span.split("-")[1], 16)]
     assert inside and all("x" in mode and "w" not in mode for mode in inside)
