@@ -160,11 +160,10 @@ def _result_rows(report: Report, cold: dict[str, Any], warm: dict[str, Any]) -> 
 
 def _on_gfx950(folder: Path, progress: Progress) -> Iterator[dict[str, Any]]:
     """The model's GEMM shapes, in bf16, as gfx950 code objects."""
-    from templates.gemm.space_gfx950 import candidates
-
     from flykernels.targets.gfx950 import gfx950
     from templates.gemm.build import build
     from templates.gemm.problem import GemmProblem
+    from templates.gemm.space_gfx950 import candidates
 
     shapes = dict.fromkeys((e.key.problem["m"], e.key.problem["n"], e.key.problem["k"]) for e in entries(folder))
     task = progress.add_task("gfx950 ", total=len(shapes), note="compiling")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from math import prod
+from typing import Any
 
 from ..codeobject import Argument, Extent
 from ..dtypes import DType, i32, i64
@@ -34,11 +35,14 @@ class Kernel:
 
     def __init__(self, target, name: str, workgroup_size: int):
         self.target, self.name, self.workgroup_size = target, name, workgroup_size
-        self.arguments: dict[str, object] = {}
+        self.arguments: dict[str, Any] = {}
         self.source: dict = {}  # what is being built, readable: see CodeObject.source
         self.shared_bytes, self.loops = 0, 0  # LDS asked for; loops being traced
         self.grid: tuple[tuple[Extent, ...], ...] = ((Extent(1),),)  # workgroups along each axis; see codeobject.Extent
-        self._scope, self._known = ExitStack(), {}  # what is open; what has been computed once at the top
+        self.context: Any = None
+        self.module: Any = None
+        self._scope = ExitStack()  # what is open
+        self._known: dict = {}  # what has been computed once at the top
         self._at_top: dict[int, Value] = {}  # arguments, and what has been computed from them there
 
     # -- arguments, launch, and who am I

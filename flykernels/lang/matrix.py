@@ -49,17 +49,17 @@ class TiledMma:
         return Fragment(self.k, self.d, False, lambda _: constant(0, f32, self.d.vector.size))
 
     def __call__(
-        self, a: Fragment, b: Fragment, acc: Fragment, scale_a: Fragment = None, scale_b: Fragment = None
+        self, a: Fragment, b: Fragment, acc: Fragment, scale_a: Fragment | None = None, scale_b: Fragment | None = None
     ) -> Fragment:
         registers = lambda f, atom, *at: [f[d + at] for d in product(*map(range, atom.piece_sizes))]
-        out = {}
+        out: dict = {}
         for i, j in product(*map(range, self.repeat)):
             d = self.k.target.mma(
                 self.atom,
                 registers(a, self.atom.a, i, 0),
                 registers(b, self.atom.b, j, 0),
                 registers(acc, self.atom.d, i, j),
-                *([scale_a[i, 0], scale_b[j, 0]] if self.atom.scale else []),
+                *([scale_a[i, 0], scale_b[j, 0]] if scale_a and scale_b else []),
             )
             out.update(zip((n + (i, j) for n in product(*map(range, self.atom.d.piece_sizes))), d))
         return acc.like([out[n] for n in acc.names()])

@@ -2,7 +2,7 @@
 
 A `View` addresses a ThreadValues layout in three parts: the tile's base (64 bits, uniform), this thread's offset in the
 tile (computed once), and the piece's distance from it: a constant folded into the instruction where it is one, else a
-uniform value. Whether it *is* a constant is not assumed: the layout is evaluated for every thread at trace time (numpy).
+uniform value. Whether it *is* constant is not assumed: the layout is evaluated for every thread at trace time (numpy).
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from math import gcd, prod
+from typing import Any
 
 import numpy as np
 
-from ..dtypes import DType, i16, i64
+from ..dtypes import DType, i16, i32, i64
 from ..layout import IDENTITY, Layout, Swizzle, ThreadValues, flatten
 from ..mlir import arith, llvm
 from .errors import TraceError
@@ -24,12 +25,12 @@ from .values import Value, constant, lanes_where, minimum, mlir_type, select
 class Global:
     """An argument in device memory: element type, shape, strides in elements (default: dense, row-major).
 
-    Each size and stride is an int, the name of an i32 or i64 scalar argument of the same kernel, a kernel Value, or, for
-    a nested axis, a tuple of ints. Strides are never negative. Offsets inside one tile are computed in the stride's own
+    Each size and stride is an int, the name of an i32 or i64 scalar argument of the same kernel, a kernel Value, or (a
+    nested axis) a tuple of ints. Strides are never negative. Offsets inside one tile are computed in the stride's own
     width: an i32 stride serves tiles that span less than 2**31 elements, an i64 stride any.
 
     alignment        bytes that the pointer is a multiple of: what the launcher guarantees
-    stride_multiple  elements that every run-time stride (but a run-time stride of the vectors' own axis) is a multiple of
+    stride_multiple  elements that every run-time stride is a multiple of (a stride along which vectors lie excepted)
     """
 
     dtype: DType
@@ -62,10 +63,10 @@ class Global:
 
 def dense(shape) -> tuple:
     """Row-major strides of a shape whose sizes may be Values."""
-    out = [1] if shape else []
+    out = [1]
     for n in shape[:0:-1]:
         out.append(out[-1] * (prod(flatten(n)) if isinstance(n, tuple) else n))
-    return tuple(out[::-1])
+    return tuple(out[: len(shape)][::-1])
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class View:
     """
 
     pointer: object  # of coordinate (0, 0, ...); an LLVM pointer
-    dtype: DType
+    dtype: Any
     shape: tuple
     stride: tuple
     swizzle: Swizzle = IDENTITY  # of the element offset
@@ -93,43 +94,32 @@ class View:
     def known_multiple(self, axis) -> int:
         """What the size along axis is certainly a multiple of."""
         n = self.shape[axis]
-        return (
-            n
-            if isinstance(n, int)
-            else prod(flatten(n))
-            if isinstance(n, tuple)
-            else (self.multiple or {axis: 1})[axis]
-        )
+        if isinstance(n, Value):
+            return self.multiple[axis] if self.multiple else 1
+        return prod(flatten(n))
 
     # -- choosing a part
     def tile(self, size, *at) -> View:
-        """The tile number `at` along each leading axis, cut off where the view ends. Axes without an `at` stay whole."""
+        """The tile number `at` along each leading axis, cut off where the view ends.
+
+        An axis without an `at` keeps its first `size` elements; one without a size stays whole."""
         size = tuple(size) + tuple(self.shape[len(size) :])
-        pointer, shape, stride, multiple, alignment = self.pointer, [], [], [], self.alignment
+        pointer, alignment, axes = self.pointer, self.alignment, []  # axes: (size, stride, multiple)
         for axis, (whole, step) in enumerate(zip(self.shape, self.stride)):
             n, known = size[axis], self.known_multiple(axis)
             if axis >= len(at):
-                n = whole if not isinstance(n, int) or axis >= len(size) else n
-                shape.append(n), stride.append(step), multiple.append(known)
-                continue
-            if isinstance(whole, tuple):
+                axes.append((n, step, n if isinstance(n, int) else known))
+            elif isinstance(whole, tuple):
                 inner, outer = split(whole, step, n)
                 pointer = self._step(pointer, outer(at[axis]), 1)
                 alignment = gcd(alignment, *(s * self.dtype.bytes for s in flatten(outer.stride)))
-                shape.append(inner.shape[0]), stride.append(inner.stride[0]), multiple.append(n)
-                continue
-            pointer = self._step(pointer, at[axis] * n, step)
-            alignment = self._aligned(alignment, n, step)
-            shape.append(n if isinstance(whole, int) and whole % n == 0 else whole - at[axis] * n)
-            stride.append(step), multiple.append(gcd(known, n))
-        return replace(
-            self,
-            pointer=pointer,
-            shape=tuple(shape),
-            stride=tuple(stride),
-            multiple=tuple(multiple),
-            alignment=alignment,
-        )
+                axes.append((inner.shape[0], inner.stride[0], n))
+            else:
+                pointer, alignment = self._step(pointer, at[axis] * n, step), self._aligned(alignment, n, step)
+                divides = isinstance(whole, int) and whole % n == 0
+                axes.append((n if divides else cut(whole - at[axis] * n, n), step, gcd(known, n)))
+        shape, stride, multiple = map(tuple, zip(*axes))
+        return replace(self, pointer=pointer, shape=shape, stride=stride, multiple=multiple, alignment=alignment)
 
     def __getitem__(self, index) -> View:
         """view[i]: fix the first coordinate."""
@@ -144,8 +134,14 @@ class View:
             alignment = gcd(self.alignment, *(s * self.dtype.bytes for s in flatten(step)))
         else:
             pointer, alignment = self._step(self.pointer, index, step), self._aligned(self.alignment, 1, step)
-        rest = dict(shape=self.shape[1:], stride=self.stride[1:], multiple=self.multiple[1:])
-        return replace(self, pointer=pointer, alignment=alignment, **rest)
+        return replace(
+            self,
+            pointer=pointer,
+            alignment=alignment,
+            shape=self.shape[1:],
+            stride=self.stride[1:],
+            multiple=self.multiple[1:],
+        )
 
     def transposed(self, *axes) -> View:
         """The same memory with its axes in another order (default: reversed)."""
@@ -219,34 +215,32 @@ class View:
         """The same view with its origin moved to `coord` (ints or Values of any integer type); all axes remain."""
         whole = (*coord, *(0 for _ in self.stride[len(coord) :]))
         offset = sum((_wide(c) * _wide(s) for c, s in zip(whole, self.stride)), 0)
-        return replace(self, pointer=advance(self.pointer, offset, self.dtype), alignment=self.dtype.bytes)
+        alignment = gcd(self.alignment, self.dtype.bytes)
+        return replace(self, pointer=advance(self.pointer, offset, self.dtype), alignment=alignment)
 
-    def transposed(self) -> View:
-        """The same memory with its axes in reverse order."""
-        return replace(self, shape=self.shape[::-1], stride=self.stride[::-1])
+    def recast(self, dtype: DType) -> View:
+        """What lies at the view's origin as a row of another type: LLVM loads an i32 better than a pair of bf16."""
+        return replace(self, dtype=dtype, shape=(1,), stride=(1,), multiple=())
 
     def get(self, *coord, width=None, count=None) -> Value:
         """The element at coord, or `width` neighbours along the last axis, whose stride is 1.
 
         count: only the first `count` (an int) of them may be touched; the others are zeros."""
-        pointer = self.at(*coord).pointer
+        at = self.at(*coord)
         if count is None or count == width:
-            return self.read(pointer, width, self.dtype.bytes)
+            return self.read(at.pointer, width, at.alignment)
         bits = _plain(self.dtype)
-        zeros = constant(0, bits, width).ssa
-        found = llvm.intr_masked_load(
-            mlir_type(bits, width), pointer, _first(count, width), self.dtype.bytes, pass_thru=zeros
-        )
+        kind, zeros = mlir_type(bits, width), constant(0, bits, width).ssa
+        found = llvm.intr_masked_load(kind, at.pointer, _first(count, width), at.alignment, pass_thru=zeros)
         return Value(found, bits, width).bitcast(self.dtype, width)
 
     def put(self, value: Value, *coord, count=None):
         """Writes one element or a vector at coord; count: only its first `count` (an int) elements."""
-        pointer = self.at(*coord).pointer
+        at, bits = self.at(*coord), value.bitcast(_plain(self.dtype), value.width)
         if count is None or count == value.width:
-            self.write(pointer, value, self.dtype.bytes)
+            self.write(at.pointer, bits, at.alignment)
         else:
-            bits = value.bitcast(_plain(self.dtype), value.width)
-            llvm.intr_masked_store(bits.ssa, pointer, _first(count, value.width), self.dtype.bytes)
+            llvm.intr_masked_store(bits.ssa, at.pointer, _first(count, value.width), at.alignment)
 
     def read(self, pointer, width, alignment) -> Value:
         """A load of `width` elements (None: one scalar) at an LLVM pointer; alignment in bytes."""
@@ -351,6 +345,11 @@ class View:
         return alignment
 
 
+def cut(left, n: int):
+    """What is left of an axis, at most n: 32 bits hold it."""
+    return minimum(left, n).to(i32) if isinstance(left, Value) else min(left, n)
+
+
 def offset_along(size, stride, c):
     """Element offset of coordinate c along one axis: c * stride, digit by digit where the axis is nested."""
     return Layout((size,), (stride,))(c) if isinstance(stride, tuple) else c * stride
@@ -421,7 +420,7 @@ def _wide(x):
 
 
 def _plain(dtype):
-    """What moves under a mask: LLVM takes vectors of 16-bit floats apart by way of f32, and wants a library for that."""
+    """What moves: under a mask LLVM takes vectors of 16-bit floats apart by way of f32, and needs a library for it."""
     return i16 if dtype.is_float and dtype.bits == 16 else dtype
 
 
@@ -441,7 +440,7 @@ def _whole(checks):
 
 def _within(checks, element):
     """Condition that a vector's `element` lies inside: True and False where Python knows."""
-    out = True
+    out: Any = True
     for first, room, width, _ in checks:
         c = first + (element if width > 1 else 0) < room
         if isinstance(c, Value):

@@ -94,7 +94,7 @@ class Layout:
         return 1 + sum((n - 1) * d for n, d in self.modes)
 
     def __call__(self, *coord):
-        """Offset of a coordinate: one number (colexicographic index), or one for each top-level mode (a number or nest)."""
+        """Offset of a coordinate: one number (colexicographic index), or one for each top-level mode (or a nest)."""
         if len(coord) == 1 and self.rank != 1:
             coord = coord[0]
             if isinstance(coord, tuple):
@@ -195,7 +195,8 @@ class Layout:
         for i, mode in enumerate(self):
             tile = tiles[i] if i < len(tiles) else mode.size
             a, b = mode.divide(Layout((tile,), (1,)) if isinstance(tile, int) else tile)
-            inner.append(a), outer.append(b)
+            inner.append(a)
+            outer.append(b)
         return Layout.join(Layout.join(*inner), Layout.join(*outer))
 
     def product(self, times: Layout) -> Layout:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 BANK_BYTES = 4
 
 
@@ -12,12 +14,7 @@ def bank_conflicts(addresses, phases, bytes_per_lane: int = 16, banks: int = 64)
     phases          groups of lanes that the memory serves together (a target's `read_phases`)
     bytes_per_lane  bytes that each lane reads, a multiple of 4
     banks           of 4 bytes each; two words of one bank take two turns, the same word one"""
-    worst = 1
-    for lanes in phases:
-        words: dict[int, set[int]] = {}
-        for lane in lanes:
-            first = int(addresses[lane]) // BANK_BYTES
-            for word in range(first, first + bytes_per_lane // BANK_BYTES):
-                words.setdefault(word % banks, set()).add(word)
-        worst = max(worst, *map(len, words.values()))
-    return worst
+    first = np.asarray(addresses, np.int64) // BANK_BYTES
+    words = first[:, None] + np.arange(max(1, bytes_per_lane // BANK_BYTES))
+    turns = (np.bincount(np.unique(words[list(lanes)]) % banks).max() for lanes in phases)
+    return int(max(turns))

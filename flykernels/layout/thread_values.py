@@ -54,7 +54,7 @@ class ThreadValues:
         return replace(self, tile=tuple(t * n for t, n in zip(self.tile, times)), pieces=self.pieces + new)
 
     def spread(self, *times_axis) -> ThreadValues:
-        """More threads: for each (n, axis), n copies of the threads side by side along axis (None: holding the same)."""
+        """More threads: for each (n, axis), n copies of the threads side by side along axis (None: all the same)."""
         tv = self
         for n, axis in times_axis:
             mode = Mode(n, 0, 0) if axis is None else Mode(n, axis, tv.tile[axis])

@@ -2,8 +2,8 @@
 
 Assembling and linking are small work, but MLIR's wheel brings no linker. Tried in this order, each with what it needs:
 
-1. MLIR's own assembler, in process, and `ld.lld`: ROCm's (`$ROCM_PATH`, `/opt/rocm`), or one on PATH (`ld.lld`, or with a
-   version: `ld.lld-22`).
+1. MLIR's own assembler, in process, and `ld.lld`: ROCm's (`$ROCM_PATH`, `/opt/rocm`), or one on PATH (`ld.lld`, or
+   with a version: `ld.lld-22`).
 2. Triton's assembler and linker, in process, from its wheel; from assembly text, so the back end need not run again.
 """
 
@@ -58,7 +58,7 @@ def find_triton():
 def linker() -> str:
     """Which way code objects are linked here, in words. LinkerMissing if there is none."""
     if find_lld():
-        return f"MLIR's assembler and {find_lld()}"
+        return "MLIR's assembler and ld.lld"
     if find_triton():
         return "Triton's assembler and linker"
     raise LinkerMissing(
@@ -66,13 +66,13 @@ def linker() -> str:
     )
 
 
-def link(module: ir.Module, text: str, arch: str) -> bytes:
+def link(module, text: str, arch: str) -> bytes:
     """The code object of a module that is lowered and verified; `text` is its assembly. Needs MLIR's context."""
     linker()
     return with_lld(module) if find_lld() else with_triton(text, arch)
 
 
-def with_lld(module: ir.Module) -> bytes:
+def with_lld(module) -> bytes:
     """MLIR assembles in process, then runs DIRECTORY/llvm/bin/ld.lld."""
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder, "llvm", "bin")
@@ -92,7 +92,7 @@ def with_triton(text: str, arch: str) -> bytes:
         return linked.read_bytes()
 
 
-def binary_of(module: ir.Module) -> bytes:
+def binary_of(module) -> bytes:
     """The bytes that gpu-module-to-binary left in the module."""
     (binary,) = [op for op in module.body.operations if op.operation.name == "gpu.binary"]
     return gpu.ObjectAttr(ir.ArrayAttr(binary.attributes["objects"])[0]).object

@@ -1,6 +1,7 @@
 """AMD CDNA4 (MI350X, MI355X): from a traced kernel to a linked code object, on any machine.
 
-Figures: AMD CDNA4 ISA manual; LLVM "User Guide for AMDGPU Backend"; HipKittens (arXiv 2511.08083) for the LDS."""
+Figures: AMD CDNA4 ISA manual; LLVM "User Guide for AMDGPU Backend"; HipKittens (arXiv 2511.08083) for the LDS. Rates
+and latency (cycles) are read off published traces of MI350X kernels (github.com/jhinpan/flydsl-kernel-profiling)."""
 
 from __future__ import annotations
 
@@ -52,6 +53,9 @@ class Gfx950(Gpu):
         max_waves=8,
         simds=4,
         compute_units=256,
+        shared_read=256,
+        shared_fill=64,
+        latency=1950,
     )
     shared_bytes, max_workgroup = limits.shared_bytes, limits.max_workgroup
     vector_bytes, banks = limits.vector_bytes, limits.banks

@@ -33,6 +33,9 @@ class GpuLimits:
     max_waves         waves on a SIMD
     simds             of a compute unit
     compute_units     of the whole GPU
+    shared_read       bytes a cycle that a compute unit reads from shared memory
+    shared_fill       bytes a cycle that come from memory (the caches) into a compute unit's shared memory
+    latency           cycles from a load to its data, memory cold
     """
 
     lanes: int
@@ -46,6 +49,9 @@ class GpuLimits:
     max_waves: int
     simds: int
     compute_units: int
+    shared_read: int
+    shared_fill: int
+    latency: int
 
     def waves_with(self, registers: int) -> int:
         """Waves that fit on a SIMD if each uses so many registers; 0 if not even one does."""

@@ -37,6 +37,9 @@ class Sm90a(Gpu):
         max_waves=16,
         simds=4,
         compute_units=132,
+        shared_read=128,
+        shared_fill=64,
+        latency=800,
     )
     shared_bytes, max_workgroup, vector_bytes = limits.shared_bytes, limits.max_workgroup, limits.vector_bytes
     held_bytes = 128  # registers a thread may give to one held row, in bytes
@@ -97,8 +100,8 @@ class Sm90a(Gpu):
         ptxas = shutil.which("ptxas")
         if ptxas is None:
             raise AssemblerMissing(
-                f"{k.name}: making a cubin for sm_90a needs ptxas, and none is on PATH. Do: install the CUDA toolkit, or "
-                "pip install nvidia-cuda-nvcc and put its bin folder on PATH"
+                f"{k.name}: making a cubin for sm_90a needs ptxas, and none is on PATH. Do: install the CUDA toolkit, "
+                "or pip install nvidia-cuda-nvcc and put its bin folder on PATH"
             )
         with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f, tempfile.NamedTemporaryFile(suffix=".cubin") as out:
             f.write(text)

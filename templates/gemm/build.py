@@ -9,6 +9,7 @@ from flykernels.codeobject import CodeObject
 from flykernels.lang import trace
 from flykernels.versions import mlir_version
 
+from . import gfx950
 from .config import X86Config
 from .problem import GemmProblem
 from .x86 import gemm as x86_gemm
@@ -22,9 +23,10 @@ def build(problem: GemmProblem, config, target) -> CodeObject:
     source = {"template": "gemm", "problem": problem.key(), "config": config.key(), "mlir": mlir_version()}
     if target.name == "x86":
         return target.compile(trace(x86_gemm, target, problem, config), source=source)
-    from .gfx950 import gemm as gfx950_gemm  # type: ignore[import-not-found]
-
-    return target.compile(trace(gfx950_gemm, target, problem, config), source=source)
+    reason = gfx950.why_not(problem)
+    if reason is not None:
+        raise ValueError(f"no GEMM kernel for {problem} on {target.name}: {reason}")
+    return target.compile(trace(gfx950.gemm, target, problem, config), source=source)
 
 
 def build_from_json(problem: GemmProblem, config: dict, target: str) -> CodeObject:

@@ -40,11 +40,11 @@ def candidates(problem: GemmProblem, target, threads: int = 1) -> Space:
     if reason is not None:
         return Space(dropped=[Dropped(None, reason)])
     if target.name == "x86":
-        from .space_x86 import candidates as of_target
+        from . import space_x86
 
-        return of_target(problem, target, threads)
+        return space_x86.candidates(problem, target, threads)
     if target.name == "gfx950":
-        from .space_gfx950 import candidates as of_target  # type: ignore[import-not-found]
+        from . import space_gfx950
 
-        return of_target(problem, target)
+        return space_gfx950.candidates(problem, target)
     raise ValueError(f"GEMM kernels exist for x86 and gfx950, not for {target.name}")

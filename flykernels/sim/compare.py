@@ -1,0 +1,275 @@
+"""Comparisons, selects, carries, wide multiplies and division steps: vector ALU instructions with masks or several results.
+
+Semantics: CDNA3 ISA reference, VOPC and VOP3 chapters. `v_div_scale`/`v_div_fmas` disagree between ISA editions on the
+rescaling; here it is the rule under which a division comes out right at both ends of the range (2^64 or 2^-64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .asm import EXEC, VCC, Instruction, Operand
+from .operands import Binder, bad, mask_reader, mask_writer
+from .state import LANES, Group, pack_mask
+from .valu import class_f32, fma32
+
+U32, U64, F32, F64 = np.uint32, np.uint64, np.float32, np.float64
+VCC_OPERAND = Operand("s", VCC, 2)
+
+nan = lambda a, b: np.isnan(a) | np.isnan(b)
+CONDITIONS: dict[str, Callable] = {
+    "lt": np.less,
+    "eq": np.equal,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lg": lambda a, b: (a < b) | (a > b),
+    "ne": np.not_equal,
+    "o": lambda a, b: ~nan(a, b),
+    "u": nan,
+    "nge": lambda a, b: ~(a >= b),
+    "nlg": lambda a, b: ~((a < b) | (a > b)),
+    "ngt": lambda a, b: ~(a > b),
+    "nle": lambda a, b: ~(a <= b),
+    "neq": np.not_equal,
+    "nlt": lambda a, b: ~(a < b),
+    "t": lambda a, b: np.ones(np.broadcast(a, b).shape, bool),
+    "f": lambda a, b: np.zeros(np.broadcast(a, b).shape, bool),
+    "tru": lambda a, b: np.ones(np.broadcast(a, b).shape, bool),
+}
+
+
+def bind(i: Instruction, b: Binder) -> Callable[[Group], None] | None:
+    name = i.name.removesuffix("_sdwa").removesuffix("_dpp")
+    if name.startswith(("v_cmp_", "v_cmpx_")):
+        return _compare(i, b, name)
+    maker = OTHERS.get(name)
+    return None if maker is None else maker(i, b)
+
+
+def _sources(i: Instruction, b: Binder, operands, kinds) -> list:
+    if i.name.endswith("_sdwa"):
+        return [
+            b.sdwa(o, t, i.mods.get(f"src{k}_sel", "DWORD"))
+            for k, (o, t) in enumerate(zip(operands, kinds, strict=True))
+        ]
+    if i.name.endswith("_dpp"):
+        raise bad(i, "DPP on an instruction with a mask")
+    return [b.typed(o, t) for o, t in zip(operands, kinds, strict=True)]
+
+
+def _compare(i: Instruction, b: Binder, name: str) -> Callable[[Group], None]:
+    _, _, condition, kind = name.split("_", 3)
+    write = mask_writer(i.operands[0])
+    also_exec = name.startswith("v_cmpx_")
+    if condition == "class":
+        if kind != "f32":
+            raise bad(i, "class test of this type")
+        test, kinds = class_f32, ("f32", "u32")
+    elif condition in CONDITIONS:
+        test, kinds = CONDITIONS[condition], (kind, kind)
+    else:
+        raise bad(i, "unknown comparison")
+    ra, rb = _sources(i, b, i.operands[1:], kinds)
+
+    def run(g: Group) -> None:
+        result = test(ra(g), rb(g))
+        write(g, result)
+        if also_exec:
+            g.S[EXEC], g.S[EXEC + 1] = pack_mask(np.broadcast_to(result, (g.n, LANES)) & g.exec)
+            g.refresh_exec()
+
+    return run
+
+
+def _cndmask(i: Instruction, b: Binder) -> Callable[[Group], None]:
+    mask = mask_reader(i.operands[3]) if len(i.operands) > 3 else mask_reader(VCC_OPERAND)
+    ra, rb = _sources(i, b, i.operands[1:3], ("u32", "u32"))
+    if i.name.endswith("_sdwa"):
+        from .valu import sdwa_writer
+
+        write = sdwa_writer(i, b, "u32")
+    else:
+        write = b.writer(i.operands[0], "u32")
+    return lambda g: write(g, np.where(mask(g), rb(g), ra(g)))
+
+
+def _carry(sign: int, reverse: bool, with_carry: bool):
+    """v_add_co, v_sub_co, v_subrev_co and their carry-in forms: operands d, carry out, a, b[, carry in]."""
+
+    def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        operands = i.operands
+        if i.name.endswith("_dpp"):
+            raise bad(i, "DPP on an instruction with a carry")
+        write, carry = b.writer(operands[0], "u32"), mask_writer(operands[1])
+        ra, rb = _sources(i, b, operands[2:4], ("u32", "u32"))
+        enter = mask_reader(operands[4]) if with_carry else None
+
+        def run(g: Group) -> None:
+            x, y = ra(g).astype(np.int64), rb(g).astype(np.int64)
+            if reverse:
+                x, y = y, x
+            total = x + sign * y
+            if enter is not None:
+                total = total + sign * enter(g)
+            out = (total < 0) | (total > 0xFFFFFFFF)
+            write(g, (total & 0xFFFFFFFF).astype(U32))
+            carry(g, out)
+
+        return run
+
+    return make
+
+
+def _mad_wide(signed: bool):
+    def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        kind = "i32" if signed else "u32"
+        write, carry = b.writer(i.operands[0], "u64"), mask_writer(i.operands[1])
+        ra, rb, rc = b.typed(i.operands[2], kind), b.typed(i.operands[3], kind), b.typed(i.operands[4], "u64")
+
+        def run(g: Group) -> None:
+            wide = np.int64 if signed else U64
+            product = np.ascontiguousarray(ra(g).astype(wide) * rb(g).astype(wide)).view(U64)
+            c = rc(g)
+            total = product + c
+            write(g, total)
+            if signed:
+                p, s, t = product.view(np.int64) < 0, np.asarray(c).view(np.int64) < 0, total.view(np.int64) < 0
+                carry(g, (p == s) & (p != t))
+            else:
+                carry(g, total < c)
+
+        return run
+
+    return make
+
+
+def _exponent(x: np.ndarray) -> np.ndarray:
+    return (np.ascontiguousarray(x).view(U32) >> U32(23) & U32(255)).astype(np.int64)
+
+
+def _denormal(x: np.ndarray) -> np.ndarray:
+    """Of an exact f64 value: below f32's normal range, not zero."""
+    return (np.abs(x) < 2.0**-126) & (x != 0)
+
+
+def _div_scale(i: Instruction, b: Binder) -> Callable[[Group], None]:
+    write, carry = b.writer(i.operands[0], "f32"), mask_writer(i.operands[1])
+    readers = [b.typed(o, "f32") for o in i.operands[2:5]]
+
+    def run(g: Group) -> None:
+        s0, s1, s2 = (np.broadcast_to(r(g), (g.n, LANES)).astype(F32) for r in readers)
+        n, d = s2.astype(F64), s1.astype(F64)
+        up, down = np.ldexp(s0.astype(F64), 64).astype(F32), np.ldexp(s0.astype(F64), -64).astype(F32)
+        same_d, same_n = s0.view(U32) == s1.view(U32), s0.view(U32) == s2.view(U32)
+        zero = (s1 == 0) | (s2 == 0)
+        large = _exponent(s2) - _exponent(s1) >= 96
+        tiny_reciprocal, tiny_quotient = _denormal(1 / d), _denormal(n / d)
+        conditions = [zero, large, _denormal(d), tiny_reciprocal & tiny_quotient, tiny_reciprocal, tiny_quotient]
+        conditions.append(_exponent(s2) <= 23)
+        on_d, on_n = np.where(same_d, up, s0), np.where(same_n, up, s0)
+        result = np.select(conditions, [F32(np.nan), on_d, up, on_d, down, on_n, up], s0)
+        flag = np.select(conditions, [False, True, False, True, False, True, False], False)
+        write(g, result)
+        carry(g, flag)
+
+    return run
+
+
+def _div_fmas(i: Instruction, b: Binder) -> Callable[[Group], None]:
+    write, vcc = b.writer(i.operands[0], "f32"), mask_reader(VCC_OPERAND)
+    readers = [b.typed(o, "f32") for o in i.operands[1:4]]
+
+    def run(g: Group) -> None:
+        s0, s1, s2 = (np.broadcast_to(r(g), (g.n, LANES)) for r in readers)
+        plain = fma32(s0, s1, s2)
+        exact = s0.astype(F64) * s1 + s2
+        scaled = np.ldexp(exact, np.where(_exponent(s2) > 127, 64, -64)).astype(F32)
+        write(g, np.where(vcc(g), scaled, plain))
+
+    return run
+
+
+def _div_fixup(i: Instruction, b: Binder) -> Callable[[Group], None]:
+    write = b.writer(i.operands[0], "f32")
+    readers = [b.typed(o, "f32") for o in i.operands[1:4]]
+
+    def run(g: Group) -> None:
+        q, d, n = (np.broadcast_to(r(g), (g.n, LANES)).astype(F32) for r in readers)
+        sign = np.where(np.signbit(d) ^ np.signbit(n), F32(-1), F32(1))
+        invalid = ((d == 0) & (n == 0)) | (np.isinf(d) & np.isinf(n))
+        result = np.select(
+            [np.isnan(n), np.isnan(d), invalid, (d == 0) | np.isinf(n), np.isinf(d) | (n == 0),
+             _exponent(n) - _exponent(d) < -150, _exponent(d) == 255],
+            [n, d, F32(np.nan), sign * F32(np.inf), sign * F32(0), sign * F32(0), sign * F32(np.inf)],
+            np.copysign(np.abs(q), sign),
+        )  # fmt: skip
+        write(g, result)
+
+    return run
+
+
+def _bitop3(i: Instruction, b: Binder) -> Callable[[Group], None]:
+    """Any function of three bits: bit 4a + 2b + c of the table (LLVM's definition; a, b, c have tables f0, cc, aa)."""
+    write = b.writer(i.operands[0], "u32")
+    ra, rb, rc = (b.typed(o, "u32") for o in i.operands[1:4])
+    table = i.mods.get("bitop3", 0)
+
+    def run(g: Group) -> None:
+        x, y, z = ra(g), rb(g), rc(g)
+        result = np.zeros((g.n, LANES), U32)
+        for k in range(8):
+            if table >> k & 1:
+                result |= (x if k & 4 else ~x) & (y if k & 2 else ~y) & (z if k & 1 else ~z)
+        write(g, result)
+
+    return run
+
+
+def _swap(i: Instruction, b: Binder) -> Callable[[Group], None]:
+    first, second = i.operands
+    ra, rb = b.typed(first, "u32"), b.typed(second, "u32")
+    wa, wb = b.writer(first, "u32"), b.writer(second, "u32")
+
+    def run(g: Group) -> None:
+        x, y = ra(g).copy(), rb(g).copy()
+        wa(g, y)
+        wb(g, x)
+
+    return run
+
+
+def _mbcnt(upper: bool):
+    """Counts the mask's bits below this lane, in its lower or upper half, and adds the second source."""
+
+    def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        write = b.writer(i.operands[0], "u32")
+        ra, rb = b.typed(i.operands[1], "u32"), b.typed(i.operands[2], "u32")
+        lane = np.arange(LANES)
+        count = np.clip(lane - 32, 0, 32) if upper else np.minimum(lane, 32)
+        below = np.array([(1 << int(c)) - 1 for c in count], U64).astype(U32)
+        return lambda g: write(g, np.bitwise_count(ra(g) & below).astype(U32) + rb(g))
+
+    return make
+
+
+OTHERS: dict[str, Callable] = {
+    "v_cndmask_b32": _cndmask,
+    "v_add_co_u32": _carry(1, False, False),
+    "v_sub_co_u32": _carry(-1, False, False),
+    "v_subrev_co_u32": _carry(-1, True, False),
+    "v_addc_co_u32": _carry(1, False, True),
+    "v_subb_co_u32": _carry(-1, False, True),
+    "v_subbrev_co_u32": _carry(-1, True, True),
+    "v_mad_u64_u32": _mad_wide(False),
+    "v_mad_i64_i32": _mad_wide(True),
+    "v_div_scale_f32": _div_scale,
+    "v_div_fmas_f32": _div_fmas,
+    "v_div_fixup_f32": _div_fixup,
+    "v_bitop3_b32": _bitop3,
+    "v_swap_b32": _swap,
+    "v_mbcnt_lo_u32_b32": _mbcnt(False),
+    "v_mbcnt_hi_u32_b32": _mbcnt(True),
+}

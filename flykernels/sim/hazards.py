@@ -1,0 +1,5 @@
+"""Static checks."""
+
+
+def check_hazards(program, entry, collector) -> None:
+    return None

@@ -1,0 +1,97 @@
+"""What the waves of a batch of workgroups share: memory, LDS, the race checker, and where findings go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .asm import Instruction
+from .findings import Collector
+from .memory import Memory
+from .races import Races
+from .state import Group
+
+
+class Machine:
+    """Shared state while one batch of workgroups runs.
+
+    memory      the address space
+    lds         uint8, all workgroups of the batch; `lds_bytes` each may use, `lds_stride` apart
+    granule     bytes that the race checker keeps apart
+    races       the LDS checker, or None
+    poison      whether results in flight are overwritten with poison
+    trace       records what the timing model and the counters need, or None
+    delayed     (wave, number of its memory operation) that arrives only at its wait; None outside delay mode
+    """
+
+    def __init__(self, instructions: list[Instruction], memory: Memory, collector: Collector, register_name: Callable):
+        self.instructions, self.memory, self.collector = instructions, memory, collector
+        self.register_name = register_name
+        self.check, self.poison = True, True
+        self.trace = None
+        self.delayed: tuple[int, int] | None = None
+        self.delay_mode = False
+        self.operations: dict[int, int] = {}
+        self.lds_bytes = self.lds_stride = 0
+        self.granule = 4
+        self.races: Races | None = None
+        self.lds = np.zeros(0, np.uint8)
+        self.group_ids: list[tuple[int, int, int]] = []
+        self._views: dict[int, np.ndarray] = {}
+
+    def start(self, group_ids: list[tuple[int, int, int]], waves_each: int, lds_bytes: int, granule: int) -> None:
+        """Fresh LDS (poisoned) and a fresh race checker for a batch."""
+        self.group_ids = group_ids
+        self.lds_bytes = lds_bytes
+        self.lds_stride = -(-lds_bytes // 64) * 64
+        self.granule = granule
+        words = np.full(max(1, self.lds_stride * len(group_ids) // 4), 0x7FC1DEAD, np.uint32)
+        self.lds = words.view(np.uint8)
+        self._views = {1: self.lds, 2: words.view(np.uint16), 4: words}
+        self.operations = {}
+        self.races = None
+        if self.check and lds_bytes:
+            waves = np.arange(len(group_ids) * waves_each).reshape(len(group_ids), waves_each)
+            self.races = Races(waves, -(-self.lds_stride // granule), self.report_race)
+
+    def lds_words(self, size: int) -> np.ndarray:
+        """LDS as elements of 1, 2 or 4 bytes."""
+        return self._views[size]
+
+    def late(self, g: Group) -> bool | None:
+        """None normally; in delay mode, whether this memory operation of the (single-wave) group is the delayed one."""
+        if not self.delay_mode:
+            return None
+        wave = int(g.waves[0])
+        number = self.operations.get(wave, 0)
+        self.operations[wave] = number + 1
+        return self.delayed == (wave, number)
+
+    # -- findings
+    def report(self, kind: str, message: str, g: Group, lanes: np.ndarray | None = None) -> None:
+        """A finding at the group's instruction. `lanes` [n, 64] (or anything [n, ...]) tells which waves are meant."""
+        if not self.check:
+            return
+        some = np.arange(g.n) if lanes is None else np.flatnonzero(lanes.reshape(g.n, -1).any(1))
+        first = int(some[0]) if some.size else 0
+        workgroup = self.group_ids[int(g.workgroup[first])]
+        waves = tuple(int(w) for w in g.local[some] if True)[:16]
+        self.collector.add(
+            kind, message, self.instructions[g.pc], g.pc, workgroup=workgroup, waves=tuple(sorted(set(waves)))
+        )
+
+    def report_race(self, kind, g: Group, row: int, pc: int, other_pc: int, other_wave: int, granules, words) -> None:
+        """A race between the group's wave `row` and another wave, in the message of the issue's form."""
+        verb, did, rule, when = words
+        each = self.races.each if self.races else 1
+        there = self.instructions[other_pc]
+        low, high = int(granules.min()) * self.granule, (int(granules.max()) + 1) * self.granule - 1
+        me, he = int(g.local[row]), other_wave % each
+        self.collector.add(
+            kind,
+            f"wave {me} {verb} wave {he} {did} at {there.where} ({there.text}): LDS bytes {low} to {high}, {rule}; {when}",
+            self.instructions[pc], pc, other_pc,
+            workgroup=self.group_ids[int(g.workgroup[row])], waves=(me, he),
+            other=f"{there.where}: {there.text}" + (f" at {there.source}" if there.source else ""),
+        )  # fmt: skip

@@ -1,0 +1,162 @@
+"""Who may touch LDS when: a happens-before checker for waves, barriers and waits.
+
+`s_barrier` orders waves, not memory. Let bc(v) be the barriers that wave v has executed. An access X of wave w *retires* at
+the s_waitcnt that covers it (vmcnt for direct loads, lgkmcnt for ds_ instructions) with stamp c(X) = bc(w); until then its
+stamp is infinite. For a conflicting access Y issued by another wave v: X happens before Y if and only if c(X) < bc(v).
+Within one wave X must have retired, except that LDS instructions are in order among themselves. This holds for any
+interleaving of the waves, so a run in any order finds every race of the executed path, staggered groups of waves included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+NEVER = np.int32(2**30)
+DS, DIRECT = 0, 1  # through the LDS unit, or a direct load from memory
+PATH = ("ds", "direct load")
+
+
+class Tickets:
+    """One number for each (memory operation, wave): who, where, of what kind, and when it retired."""
+
+    def __init__(self, waves: int) -> None:
+        self.count = 1
+        size = 1 << 14
+        self.stamp = np.full(size, -1, np.int32)  # ticket 0: before everything
+        self.wave = np.full(size, -1, np.int32)
+        self.kind = np.zeros(size, np.int8)
+        self.pc = np.full(size, -1, np.int32)
+
+    def issue(self, waves: np.ndarray, kind: int, pc: int) -> np.ndarray:
+        n, k = len(waves), self.count
+        if k + n > len(self.stamp):
+            for name in ("stamp", "wave", "kind", "pc"):
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
+        self.count += n
+        self.stamp[k : k + n] = NEVER
+        self.wave[k : k + n] = waves
+        self.kind[k : k + n] = kind
+        self.pc[k : k + n] = pc
+        return np.arange(k, k + n, dtype=np.int32)
+
+    def retire(self, tickets: np.ndarray, barriers: np.ndarray) -> None:
+        self.stamp[tickets] = barriers
+
+
+class Races:
+    """The last writer and each wave's last read of every granule of LDS.
+
+    waves_of   [workgroups, waves each] wave numbers of the batch
+    granules   LDS granules a workgroup; a granule is as small as the smallest store of the kernel, so that neighbours
+               written by different waves are not mistaken for one
+    report     (kind, message, pc, pc of the other, waves, granules) -> None
+    """
+
+    def __init__(self, waves_of: np.ndarray, granules: int, report: Callable) -> None:
+        self.waves_of, self.granules, self.report = waves_of, granules, report
+        groups, each = waves_of.shape
+        self.tickets = Tickets(waves_of.size)
+        self.writer = np.zeros(groups * granules, np.int32)
+        self.reader = np.zeros(groups * each * granules, np.int32)
+        self.first_wave = waves_of[:, 0]
+        self.each = each
+
+    def read(self, g, granule: np.ndarray, lanes: np.ndarray | None, pc: int) -> np.ndarray:
+        """Waves of group g read granules [n, m] (LDS of their workgroup; `lanes` [n, m] says which count)."""
+        flat = granule + (g.workgroup * self.granules)[:, None]
+        if lanes is not None:
+            flat = np.where(lanes, flat, flat[:, :1] if lanes[:, :1].all() else 0)
+        ticket = self.writer[flat]
+        late = self.tickets.stamp[ticket] >= g.barriers[:, None].astype(np.int32)
+        if lanes is not None:
+            late &= lanes
+        if late.any():
+            self._judge_read(g, granule, ticket, late, pc)
+        mine = self.tickets.issue(g.waves, DS, pc)
+        slot = granule + (g.waves * self.granules)[:, None]
+        if lanes is None:
+            self.reader[slot] = mine[:, None]
+        else:
+            self.reader[slot[lanes]] = np.broadcast_to(mine[:, None], slot.shape)[lanes]
+        return mine
+
+    def _judge_read(self, g, granule, ticket, late, pc) -> None:
+        t = self.tickets
+        other = t.wave[ticket] != g.waves[:, None]
+        race = late & other
+        if race.any():
+            self._tell(g, race, granule, ticket, pc, "lds-race", "reads LDS that", "wrote", "read after write")
+        own = late & ~other & (t.stamp[ticket] == NEVER) & (t.kind[ticket] == DIRECT)
+        if own.any():
+            self._tell(g, own, granule, ticket, pc, "lds-in-flight", "reads LDS that", "loads into", "own direct load")
+
+    def write(self, g, granule: np.ndarray, lanes: np.ndarray | None, pc: int, kind: int) -> np.ndarray:
+        """Waves of group g write granules [n, m]."""
+        t = self.tickets
+        flat = granule + (g.workgroup * self.granules)[:, None]
+        if lanes is not None:
+            flat = np.where(lanes, flat, 0)
+        ticket = self.writer[flat]
+        stamps = t.stamp[ticket]
+        bars = g.barriers.astype(np.int32)
+        late = stamps >= bars[:, None]
+        if lanes is not None:
+            late &= lanes
+        if late.any():
+            other = t.wave[ticket] != g.waves[:, None]
+            race = late & other
+            if race.any():
+                self._tell(
+                    g, race, granule, ticket, pc, "lds-race", "overwrites LDS that", "wrote", "write after write"
+                )
+            own = late & ~other & (stamps == NEVER) & (t.kind[ticket] != kind)
+            if own.any():
+                self._tell(g, own, granule, ticket, pc, "lds-in-flight", "writes LDS that", "writes", "own, other path")
+        # readers: every wave of the workgroup, [n, waves, m]
+        waves = self.waves_of[g.workgroup]
+        slot = granule[:, None, :] + (waves * self.granules)[:, :, None]
+        if lanes is not None:
+            slot = np.where(lanes[:, None, :], slot, 0)
+        reads = self.reader[slot]
+        stamps = t.stamp[reads]
+        late = stamps >= bars[:, None, None]
+        if lanes is not None:
+            late &= lanes[:, None, :]
+        if late.any():
+            own = (waves == g.waves[:, None])[:, :, None]
+            late &= np.where(own, (stamps == NEVER) & (kind == DIRECT), True)
+            for k in np.flatnonzero(late.any((0, 2))):
+                self._tell(
+                    g, late[:, k], granule, reads[:, k], pc, "lds-race", "overwrites LDS that", "reads",
+                    "write after read",
+                )  # fmt: skip
+        mine = t.issue(g.waves, kind, pc)
+        if lanes is None:
+            self.writer[flat] = mine[:, None]
+        else:
+            self.writer[flat[lanes]] = np.broadcast_to(mine[:, None], flat.shape)[lanes]
+        return mine
+
+    def unwritten(self, g, granule: np.ndarray, lanes: np.ndarray | None) -> np.ndarray:
+        """[n, m] granules never written in this workgroup's life."""
+        flat = granule + (g.workgroup * self.granules)[:, None]
+        never = self.writer[flat if lanes is None else np.where(lanes, flat, 0)] == 0
+        return never if lanes is None else never & lanes
+
+    def _tell(self, g, bad, granule, ticket, pc, kind, verb, did, rule) -> None:
+        t = self.tickets
+        row, column = (int(x[0]) for x in np.nonzero(bad))
+        first = int(ticket[row, column])
+        stamp = int(t.stamp[first])
+        when = (
+            "its wait has not come"
+            if stamp == NEVER
+            else f"it was waited for in barrier interval {stamp}, this is in interval {int(g.barriers[row])}"
+        )
+        self.report(
+            kind, g, row, pc, int(t.pc[first]), int(t.wave[first]), granule[row][bad[row]],
+            (verb, did, rule, when),
+        )  # fmt: skip
