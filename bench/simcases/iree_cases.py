@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -45,10 +44,6 @@ def compile(text: str) -> tuple[str, bytes]:
         (binary,) = sorted((folder / "bin").glob("*.hsaco"))
         (asm,) = sorted((folder / "int").glob("*.rocmasm"))
         return asm.read_text(), binary.read_bytes()
-
-
-def _grid(text: str, outputs: int, workgroup: int) -> tuple[int, int, int]:
-    raise NotImplementedError
 
 
 def _case(name: str, mlir: str, workgroups: int, arguments: Callable[[], list], wrong: Callable) -> Case:
