@@ -59,6 +59,7 @@ class Gfx950(Gpu):
     )
     shared_bytes, max_workgroup = limits.shared_bytes, limits.max_workgroup
     vector_bytes, banks = limits.vector_bytes, limits.banks
+    least_alignment = 4  # bytes, of wider memory accesses: whether less is allowed is for a driver to say
     held_bytes = 128  # registers a thread may give to one held row, in bytes
 
     # Lanes that one turn of an LDS read serves together: the orders in which it may be (which one it is, only the

@@ -48,7 +48,7 @@ def poison(count: int, dtype: str) -> np.ndarray:
 
 
 class Operand:
-    """A ([batch,] rows, columns) matrix in storage full of NaNs: layout "row", "col" or "any", rows `pad` further apart."""
+    """A ([batch,] rows, columns) matrix in storage full of NaNs: layout "row", "col" or "any", rows `pad` apart."""
 
     def __init__(self, rng, shape, layout: str, dtype: str, pad: int, scale: float, offset: int = 0, fill=True):
         *batch, rows, columns = shape
@@ -58,7 +58,7 @@ class Operand:
         each = (rows - 1) * self.row + (columns - 1) * self.col + 1
         self.batch = each + pad + (-(each + pad)) % 8
         count = (batch[0] - 1) * self.batch + each if batch else each
-        self.storage = poison(count + offset, dtype)
+        self.storage = poison(count + offset + (count + offset) % 2, dtype)  # allocations end at whole words
         self.data = self.storage[offset:]
         at = np.arange(rows)[:, None] * self.row + np.arange(columns) * self.col
         self.index = at + np.arange(batch[0])[:, None, None] * self.batch if batch else at
@@ -93,8 +93,7 @@ def run(
     args = [held[n].data for n in pointers(p)] + [np.int64(number[n]) for n in scalars(p)]
     grid = code.grid_for(number)
     written = [pointers(p).index("c")]
-    block = (code.workgroup_size, 1, 1)
-    result = run_on_sim(code.text, args, (*grid, 1, 1)[:3], workgroups=workgroups, outputs=written, block=block)
+    result = run_on_sim(code, args, (*grid, 1, 1)[:3], workgroups=workgroups, outputs=written)
     result.raise_for_findings()
 
     extra = {

@@ -154,11 +154,11 @@ def test_the_same_problem_gives_the_same_bytes():
 
 
 def test_main_loop_of_direct_loads_waits_only_as_planned():
-    """128x128x64 with 3 stages: 8 loads of the next tile may be in flight, and no wait of the compiler's asks for fewer."""
+    """128x128x64 with 3 stages: the next tile's 8 loads may be in flight, and no wait of the compiler's says fewer."""
     text = compiled(problem(n=256, k=1024, b="col"), Gfx950Config()).text
     loop = re.findall(r"^(\.LBB\d+_\d+):.*?s_cbranch_\w+ \1$", text, re.M | re.S)
     assert loop, "there is no main loop"
-    body = text[text.index(loop[0] + ":") : text.index(f"s_cbranch_scc", text.index(loop[0] + ":"))]
+    body = text[text.index(loop[0] + ":") : text.index("s_cbranch_scc", text.index(loop[0] + ":"))]
     assert re.findall(r"vmcnt\((\d+)\)", body) == ["8"]
     assert body.count("v_mfma") == 32 and body.count("lds") >= 8
 
