@@ -187,8 +187,7 @@ class Simulation:
         while groups:
             waiting = self._to_barrier(groups, barriers)
             for w in waiting:
-                w.barriers = w.barriers + 1
-                w.pc += 1
+                w.pass_barrier()
             groups = self._merge(waiting)
         if self.check:
             self._same_barriers(barriers, ids)
