@@ -55,7 +55,9 @@ class Place:
 
     __slots__ = ("all_readers", "at", "granule", "lanes", "mask", "raw", "readers", "where", "writers")
 
-    def __init__(self, g, at: np.ndarray, mask: np.ndarray | None, size: int, granule: int, races: Races | None, stride):
+    def __init__(
+        self, g, at: np.ndarray, mask: np.ndarray | None, size: int, granule: int, races: Races | None, stride
+    ):
         self.at, self.mask, self.raw = at, mask, None
         self.where = at + (g.workgroup * stride)[:, None]
         if races is None:

@@ -120,6 +120,7 @@ class Simulation:
         waivers: Iterable[Waiver] = (), block: Sequence[int] | None = None, shared_bytes: int = 0,
         outputs: Iterable[int] | None = None, budget: int = BUDGET, trace: Any = None,
     ):  # fmt: skip
+        self.loaded = loaded
         kernel = self.kernel = loaded.kernel
         self.grid = _three(grid, "grid", zero=True)
         self.block = _three(block or kernel.required_size or (kernel.workgroup_size,), "block")

@@ -72,7 +72,12 @@ def candidates():
     sources = VSRC(V["2"]) << 18 | VSRC(V["1"]) << 9 | VSRC(V["0"])
     for op in range(1024):
         yield "VOP3", op, two(0b110100 << 26 | op << 16 | V["d"], sources), "d012"
-        yield "VOP3B", op, two(0b110100 << 26 | op << 16 | S["d"] << 8 | V["d"], S["2"] << 18 | sources & 0x3FFFF), "d012"
+        yield (
+            "VOP3B",
+            op,
+            two(0b110100 << 26 | op << 16 | S["d"] << 8 | V["d"], S["2"] << 18 | sources & 0x3FFFF),
+            "d012",
+        )
     for op in range(128):
         yield "VOP3P", op, two(0b110100111 << 23 | op << 16 | 1 << 14 | V["d"], 3 << 27 | sources), "d012"
         yield "MAI", op, two(0b110100111 << 23 | op << 16 | V["d"], sources), "d012"
@@ -85,14 +90,20 @@ def candidates():
             saddr = 0x7F if name != "SCRATCH" else S["b"]
             raw = two(0b110111 << 26 | op << 18 | seg << 14, V["d"] << 24 | saddr << 16 | V["x"] << 8 | V["a"])
             yield name, op, raw, "dxa"
-            yield name + "_RTN", op, two(
-                0b110111 << 26 | op << 18 | seg << 14 | 1 << 16, V["d"] << 24 | saddr << 16 | V["x"] << 8 | V["a"]
-            ), "dxa"
+            yield (
+                name + "_RTN",
+                op,
+                two(0b110111 << 26 | op << 18 | seg << 14 | 1 << 16, V["d"] << 24 | saddr << 16 | V["x"] << 8 | V["a"]),
+                "dxa",
+            )
     for op in range(128):
         yield "MUBUF", op, two(0b111000 << 26 | op << 18, 0), ""
-        yield "MUBUF", op, two(
-            0b111000 << 26 | op << 18 | 1 << 12, S["2"] << 24 | (S["b"] >> 2) << 16 | V["d"] << 8 | V["a"]
-        ), "da"
+        yield (
+            "MUBUF",
+            op,
+            two(0b111000 << 26 | op << 18 | 1 << 12, S["2"] << 24 | (S["b"] >> 2) << 16 | V["d"] << 8 | V["a"]),
+            "da",
+        )
 
 
 def field_of(kind: str, first: int) -> str:
