@@ -7,10 +7,12 @@ the time between matrix instructions of the warm main loop: between two quantile
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from . import banks
 from .asm import Instruction, parse_instruction
 from .matrix import is_matrix
 from .timing import Machine950, Unit
@@ -62,9 +64,13 @@ def _cost(i: Instruction) -> tuple[int, int]:
     """(a, b) of a stream entry for a conflict-free, coalesced access of all lanes."""
     kind = kind_of(i)
     if kind in ("lds_read", "lds_write"):
-        if "b128" in i.name or "write2" in i.name or "write_b64" in i.name or "read2_b64" in i.name:
-            return 4, 0
-        return (2, 0) if "64" in i.name else (1, 0)
+        match = re.search(r"_[bui](8|16|32|64|96|128)", i.name)
+        size = int(match[1]) // 8 if match else 4
+        phases = (banks.WRITE if kind == "lds_write" else banks.READ)[max(4, size)]
+        two = "2_b" in i.name or "2st64" in i.name
+        # neighbouring pairs: lanes lie at least two elements apart, so on each pass pairs of lanes share a bank
+        paired = two and abs(i.mods.get("offset1", 0) - i.mods.get("offset0", 0)) == 1
+        return len(phases.lanes) * (2 if two else 1) * (2 if paired else 1), 0
     if kind in ("direct", "load", "store"):
         words = WORDS.get(i.name[-2:], 1)
         return 4 * words, 256 * words
