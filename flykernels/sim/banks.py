@@ -1,7 +1,8 @@
 """LDS bank conflicts: how many cycles an access takes from its lanes' addresses.
 
 An access is served in phases; the lanes of a phase go together if they touch different banks (or the same dword). Which
-lanes make a phase is measured, not obvious: for 16-byte reads it is the table of the HipKittens paper (arXiv 2511.08083)
+lanes make a phase is measured, not obvious: for 16-byte reads it is the table of the HipKittens paper (arXiv
+2511.08083)
 for gfx950, as remembered; other reads take 64 banks in lane order; writes behave as on 32 banks (probed for 8-byte
 writes, taken over for the others). Confidence: reads of 16 bytes medium, the rest low.
 """

@@ -1,7 +1,9 @@
-"""Delay mode: one memory operation arrives only at its own wait while all others land at issue. A reported race becomes a
+"""Delay mode: one memory operation arrives only at its own wait while all others land at issue. A reported race
+becomes a
 shown corruption, or shows none.
 
-The wave of the delayed operation runs last within each barrier interval, so that the others meet LDS as they would if that
+The wave of the delayed operation runs last within each barrier interval, so that the others meet LDS as they would if
+that
 wave were slow; a second run lets it go first. Results are compared bit for bit with a run in which nothing is late.
 """
 

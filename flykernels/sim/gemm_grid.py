@@ -1,6 +1,8 @@
-"""Composes a matrix kernel's simulated time over 256 compute units and 8 dies: what the caches must deliver, round by round.
+"""Composes a matrix kernel's simulated time over 256 compute units and 8 dies: what the caches must deliver, round by
+round.
 
-A kernel whose workgroups each compute a tile of C asks for the same rows of A and columns of B many times; L2 (one a die),
+A kernel whose workgroups each compute a tile of C asks for the same rows of A and columns of B many times; L2 (one a
+die),
 the last-level cache and memory see each once. Their rates bound how fast a unit's loads are filled.
 """
 

@@ -207,8 +207,10 @@ def _sign(data: np.ndarray, bits: int) -> np.ndarray:
 
 
 def transpose(data: np.ndarray, bits: int) -> np.ndarray:
-    """What a transposing read gives: 16 lanes hold rows of a tile with 64 / bits columns... each group of 16 lanes reads
-    16 x 64-bit pieces, taken as a matrix of k = 64 / bits rows by 16 columns (row j in lanes j * 16 / k onward), and lane
+    """What a transposing read gives: 16 lanes hold rows of a tile with 64 / bits columns... each group of 16 lanes
+    reads
+    16 x 64-bit pieces, taken as a matrix of k = 64 / bits rows by 16 columns (row j in lanes j * 16 / k onward), and
+    lane
     i gets column i. uint32 [words, n, 64] -> the same shape."""
     words, n, _ = data.shape
     per = 32 * words // bits  # elements a lane
@@ -397,7 +399,8 @@ def _write2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int]
 
 # -- between lanes, through the LDS unit but not its memory
 def _permute(i: Instruction, b: Binder, m: Machine, push: bool) -> Callable[[Group], None]:
-    """ds_bpermute: lane i reads lane (address[i] + offset) / 4, 0 from inactive ones. ds_permute: lane i sends there."""
+    """ds_bpermute: lane i reads lane (address[i] + offset) / 4, 0 from inactive ones. ds_permute: lane i sends
+    there."""
     where, offset = b.registers.index(i.operands[0].index), i.mods.get("offset", 0)
     address, value = b.raw(i.operands[1]), b.raw(i.operands[2])
     registers = frozenset((where,))

@@ -1,9 +1,12 @@
 """Matrix instructions (MFMA): which lane holds what, and the product in f32 (f64 for f64, exact for integers).
 
-Layouts, established as said: AMD's matrix instruction calculator and the CDNA3 ISA for the unscaled shapes (lane = row +
-rows * group, group g holds k = elements * g + e); for the scaled f8f6f4 shapes the facts probed against kernels proven on
+Layouts, established as said: AMD's matrix instruction calculator and the CDNA3 ISA for the unscaled shapes (lane =
+row +
+rows * group, group g holds k = elements * g + e); for the scaled f8f6f4 shapes the facts probed against kernels
+proven on
 hardware: fp4 and fp6 lanes hold 32 consecutive k; fp8 lanes hold two runs of 16, k = half * K/2 + 16 * g + e; one E8M0
-scale a lane covers the block k // 32 = lane group. EXEC is ignored. The hardware's own order of additions is not public;
+scale a lane covers the block k // 32 = lane group. EXEC is ignored. The hardware's own order of additions is not
+public;
 sums here are f32 over whole products, so results agree to f32 accumulation error, not bit by bit.
 """
 

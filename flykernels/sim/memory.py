@@ -46,7 +46,8 @@ class Allocation:
 
 
 class Memory:
-    """Allocations by slot, and vectorised reads and writes. `report(kind, message, bad lanes)` hears of what is wrong."""
+    """Allocations by slot, and vectorised reads and writes. `report(kind, message, bad lanes)` hears of what is
+    wrong."""
 
     def __init__(self) -> None:
         self.allocations: list[Allocation] = []

@@ -1,10 +1,13 @@
 """Who may touch LDS when: a happens-before checker for waves, barriers and waits.
 
-`s_barrier` orders waves, not memory. Let bc(v) be the barriers that wave v has executed. An access X of wave w *retires* at
-the s_waitcnt that covers it (vmcnt for direct loads, lgkmcnt for ds_ instructions) with stamp c(X) = bc(w); until then its
+`s_barrier` orders waves, not memory. Let bc(v) be the barriers that wave v has executed. An access X of wave w
+*retires* at
+the s_waitcnt that covers it (vmcnt for direct loads, lgkmcnt for ds_ instructions) with stamp c(X) = bc(w); until
+then its
 stamp is infinite. For a conflicting access Y issued by another wave v: X happens before Y if and only if c(X) < bc(v).
 Within one wave X must have retired, except that LDS instructions are in order among themselves. This holds for any
-interleaving of the waves, so a run in any order finds every race of the executed path, staggered groups of waves included.
+interleaving of the waves, so a run in any order finds every race of the executed path, staggered groups of waves
+included.
 """
 
 from __future__ import annotations

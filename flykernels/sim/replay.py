@@ -1,6 +1,7 @@
 """Replays instruction traces recorded on an MI350X (rocprofv3 ATT, as JSON) through the timing model, and compares.
 
-A trace has no addresses, so LDS accesses cost what conflict-free ones do and global ones are taken as coalesced. Compared is
+A trace has no addresses, so LDS accesses cost what conflict-free ones do and global ones are taken as coalesced.
+Compared is
 the time between matrix instructions of the warm main loop: between two quantiles of a wave's matrix instructions.
 """
 
@@ -80,7 +81,8 @@ def _cost(i: Instruction) -> tuple[int, int]:
 def measured_latency(kernel: Recorded, warm: float = 0.1) -> float | None:
     """Memory latency in cycles as this recording shows it: median, over the waits for vector memory that stalled in the
     warm part, of the time from the issue of the youngest load waited for to the end of the wait. Which cache level
-    answers depends on the whole device's traffic, which one unit's trace does not tell otherwise. None if nothing stalled.
+    answers depends on the whole device's traffic, which one unit's trace does not tell otherwise. None if nothing
+    stalled.
     """
     seen: list[float] = []
     for stream, when in zip(kernel.streams, kernel.times, strict=True):

@@ -237,7 +237,8 @@ class Simulation:
         return waiting
 
     def _run(self, g: Group, stop: int) -> list[Group]:
-        """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another group
+        """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another
+        group
         stands."""
         bound, hits, n = self.program.bound, self.hits, g.n
         trace = self.machine.trace

@@ -91,7 +91,8 @@ class Pending:
 class Group:
     """Waves in lockstep.
 
-    waves      [n] numbers in the batch; `workgroup` [n] their workgroup's number in the batch; `local` [n] in the workgroup
+    waves      [n] numbers in the batch; `workgroup` [n] their workgroup's number in the batch; `local` [n] in the
+               workgroup
     V          [registers, n, 64] uint32; VF and VI are the same as float32 and int32
     S          [128, n] int64 holding 32-bit values; scc [n] int64
     exec       [n, 64] bool; full: all of it set

@@ -1,4 +1,5 @@
-"""A picture of one workgroup's waves over simulated time: matrix, LDS, memory, vector work, waits and barriers per wave."""
+"""A picture of one workgroup's waves over simulated time: matrix, LDS, memory, vector work, waits and barriers per
+wave."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ ROW = {
 
 
 def spans(report: Report, machine: Machine950 | None = None) -> list[tuple[int, str, float, float]]:
-    """(wave, row, start, length) of everything drawn, in simulated cycles. Waits are the gaps between a wave's issues that
+    """(wave, row, start, length) of everything drawn, in simulated cycles. Waits are the gaps between a wave's issues
+    that
     a wait instruction ends."""
     machine = machine or Machine950()
     timing = run_together(report.recorder, 1, machine, events=True)

@@ -1,4 +1,5 @@
-"""Records what one workgroup does while it is simulated: each wave's instructions, with what they cost the memory pipes.
+"""Records what one workgroup does while it is simulated: each wave's instructions, with what they cost the memory
+pipes.
 
 Used by the counters, the timing model and the timeline.
 """
@@ -66,7 +67,8 @@ class SiteStats:
 class Recorder:
     """Pass as `trace=` to run_on_sim, with one workgroup.
 
-    streams  for each wave the list of [instruction index, a, b]: for LDS a is its cycles; for memory a is 64-byte segments
+    streams  for each wave the list of [instruction index, a, b]: for LDS a is its cycles; for memory a is 64-byte
+             segments
              and b bytes of 128-byte lines
     """
 

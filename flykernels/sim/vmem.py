@@ -1,6 +1,7 @@
 """Vector memory: buffer, global, flat and scratch loads, stores and atomics, and direct loads into LDS.
 
-Semantics: CDNA3 ISA reference, "Vector memory" and "Flat memory"; a raw buffer's range check is that of the ISA: each dword
+Semantics: CDNA3 ISA reference, "Vector memory" and "Flat memory"; a raw buffer's range check is that of the ISA: each
+dword
 is out of range if its offset (with the scalar offset) reaches num_records; reads give 0 and writes are dropped.
 """
 
@@ -146,7 +147,8 @@ def _report(m: Machine, g: Group) -> Callable:
 
 
 def _aligned(m: Machine, g: Group, address: np.ndarray, mask: np.ndarray, size: int) -> None:
-    """Memory accesses of a dword and more need 4-byte alignment, shorts 2 (unaligned access mode is a driver's choice)."""
+    """Memory accesses of a dword and more need 4-byte alignment, shorts 2 (unaligned access mode is a driver's
+    choice)."""
     step = min(size, 4)
     if step > 1:
         wrong = mask & ((address & (step - 1)) != 0)
