@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 MAGIC = b"flykernels code object 1\n"
+NOT_IN_HEADER = ("binary", "text", "seconds")
 MAX_HEADER_BYTES = 1 << 20  # a header is a few KiB; more is not ours
 
 
@@ -67,6 +68,11 @@ class CodeObject:
     workspace       factors whose product is the bytes of workspace that the launcher hands over (empty: none)
     source          what it was built from, readable: template, problem, configuration, versions
     binary          ELF object (x86), code object (gfx950), cubin or PTX (sm90a)
+
+    Two by-products of compiling are not part of the artefact: not saved, not compared, empty after loading.
+
+    text            assembly, where the target has one
+    seconds         how long each step of compiling took
     """
 
     target: str
@@ -83,7 +89,9 @@ class CodeObject:
     scratch_bytes: int = 0
     workspace: tuple[Extent, ...] = ()
     source: dict = field(default_factory=dict)
-    binary: bytes = b""
+    binary: bytes = field(default=b"", repr=False)
+    text: str = field(default="", compare=False, repr=False)
+    seconds: dict = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def digest(self) -> str:
@@ -101,7 +109,7 @@ class CodeObject:
     # -- to and from bytes
     def to_bytes(self) -> bytes:
         """The file's content: the same object gives the same bytes."""
-        header = {k: v for k, v in asdict(self).items() if k != "binary"}
+        header = {k: v for k, v in asdict(self).items() if k not in NOT_IN_HEADER}
         header["sha256"], header["bytes"] = hashlib.sha256(self.binary).hexdigest(), len(self.binary)
         return MAGIC + json.dumps(header, sort_keys=True, separators=(",", ":")).encode() + b"\n" + self.binary
 

@@ -6,7 +6,9 @@ A machine that only runs cached kernels never imports this.
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
+from pathlib import Path
 
 _PACKAGES = ("mlir", "flydsl._mlir")
 _DIALECTS = ("arith", "gpu", "llvm", "math", "rocdl", "scf")
@@ -33,6 +35,7 @@ def _find() -> str:
 
 
 PACKAGE = _find()
+FOLDER = str(Path(importlib.import_module(f"{PACKAGE}.ir").__file__ or "").parent)
 ir = importlib.import_module(f"{PACKAGE}.ir")
 passmanager = importlib.import_module(f"{PACKAGE}.passmanager")
 execution_engine = importlib.import_module(f"{PACKAGE}.execution_engine")
@@ -47,6 +50,17 @@ def version() -> str:
         return f"{distribution} {metadata.version(distribution)}"
     except metadata.PackageNotFoundError:
         return f"{distribution} (version unknown)"
+
+
+def source_locations() -> AbstractContextManager:
+    """Within it, operations know the Python line that made them: the innermost outside flykernels and the bindings.
+
+    Bindings that cannot do this (older than LLVM 21) leave locations unknown."""
+    if not hasattr(ir, "loc_tracebacks"):
+        return nullcontext()
+    for folder in (FOLDER, str(Path(__file__).parent)):
+        ir._globals.register_traceback_file_exclusion(folder)
+    return ir.loc_tracebacks(max_depth=1)
 
 
 def intrinsic(name, result, *args):

@@ -1,7 +1,57 @@
 """The kernel language: a Python function, called once, writes one kernel's MLIR (see `kernel.trace`)."""
 
-from ..dtypes import DType, bf16, f16, f32, i32, i64, u8
+from ..dtypes import DType, bf16, f16, f32, i8, i16, i32, i64, u8, u32, u64
 from ..layout import Layout, Mode, Swizzle, ThreadValues, bank_conflicts
+from .errors import TraceError
 from .kernel import Kernel, trace
 from .memory import Global, View
-from .values import Value, exp2, maximum, minimum, reciprocal, rsqrt, select, sqrt
+from .values import (
+    Value,
+    constant,
+    exp2,
+    fma,
+    maximum,
+    minimum,
+    reciprocal,
+    rsqrt,
+    select,
+    sqrt,
+    sums,
+    transpose,
+)
+
+__all__ = [
+    "DType",
+    "Global",
+    "Kernel",
+    "Layout",
+    "Mode",
+    "Swizzle",
+    "ThreadValues",
+    "TraceError",
+    "Value",
+    "View",
+    "bank_conflicts",
+    "bf16",
+    "constant",
+    "exp2",
+    "f16",
+    "f32",
+    "fma",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "maximum",
+    "minimum",
+    "reciprocal",
+    "rsqrt",
+    "select",
+    "sqrt",
+    "sums",
+    "trace",
+    "transpose",
+    "u8",
+    "u32",
+    "u64",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from ..layout import Layout, ThreadValues
+from .errors import TraceError
 from .memory import advance
 from .values import Value, constant, maximum, select
 
@@ -35,7 +36,7 @@ class Fragment:
         return self._piece(tuple(0 if n == 1 else d for d, n in zip(digits, self.layout.piece_sizes)))
 
     def each(self, visit):
-        """visit(digits, piece) for all pieces: unrolled if held; if streamed a loop over the whole ones, then the tail."""
+        """visit(digits, piece) for all pieces: unrolled if held; if streamed, a loop over whole ones, then the rest."""
         if not self.streamed:
             for d in self.names():
                 visit(d, self[d])
@@ -82,6 +83,21 @@ class Fragment:
 
     __radd__, __rmul__ = __add__, __mul__
 
+    def below(self, axis: int, limit, fill=0) -> Fragment:
+        """The same values where the coordinate along axis is less than limit (int or Value), else `fill`."""
+        first = self.layout.origin(self.k.thread)[axis]
+        size, along = self.layout.vector.size, self.layout.vector.axis == axis
+
+        def piece(digits):
+            v, at = self[digits], first + self.layout.walk(digits)[axis]
+            if not along:
+                return select(at < limit, v, fill)
+            for i in range(size):
+                v = v.insert(i, select(at + i * self.layout.vector.step < limit, v[i], constant(fill, v.dtype)))
+            return v
+
+        return Fragment(self.k, self.layout, self.streamed, piece)
+
     # -- reductions
     def sum(self, axis) -> Fragment:
         return self.reduce(axis, lambda a, b: a + b, 0.0)
@@ -92,7 +108,7 @@ class Fragment:
     def reduce(self, axis, combine, identity) -> Fragment:
         """Over pieces, the vector, lanes, waves: whatever of the layout lies along axis. All threads get the result."""
         k, tv = self.k, self.layout
-        running = {}  # digits along the other axes -> vector so far
+        running: dict = {}  # digits along the other axes -> vector so far
 
         def take(digits):
             key = tuple(0 if m.axis == axis else d for d, m in zip(digits, tv.pieces))
@@ -141,7 +157,7 @@ def across_threads(k, modes, axis, value: Value, combine) -> Value:
     for mode in modes:
         if mode.axis == axis and mode.step:
             if mode.size & (mode.size - 1):
-                raise ValueError(f"threads {mode}: a reduction needs a power of two")
+                raise TraceError(f"a reduction over the threads {mode}", "let a power of two of them share the axis")
             for d in (distance << i for i in range(mode.size.bit_length() - 1)):
                 if d < k.target.lanes:
                     value = combine(*k.target.exchange(k, value, d))

@@ -14,13 +14,18 @@ That is SSA's own shape: a name made inside cannot be used outside, because Pyth
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import fields, is_dataclass
+from math import prod
+from typing import Any
 
-from ..dtypes import DType, i32
-from ..layout import Swizzle
-from ..mlir import ir, scf
+from ..codeobject import Argument, Extent
+from ..dtypes import DType, i32, i64
+from ..layout import IDENTITY
+from ..mlir import ir, scf, source_locations
+from .errors import TraceError, located
 from .fragment import Fragment
 from .memory import Global, View
-from .values import Value, constant, mlir_type
+from .values import TARGET, Value, constant, mlir_type
 
 STAY_A_LOOP = "#llvm.loop_annotation<unroll = <disable = true>>"  # what Python did not unroll, LLVM shall not either
 
@@ -30,28 +35,50 @@ class Kernel:
 
     def __init__(self, target, name: str, workgroup_size: int):
         self.target, self.name, self.workgroup_size = target, name, workgroup_size
-        self.arguments: dict[str, object] = {}
+        self.arguments: dict[str, Any] = {}
+        self.source: dict = {}  # what is being built, readable: see CodeObject.source
         self.shared_bytes, self.loops = 0, 0  # LDS asked for; loops being traced
-        self._scope, self._known = ExitStack(), {}  # what is open; what has been computed once at the top
+        self.grid: tuple[tuple[Extent, ...], ...] = ((Extent(1),),)  # workgroups along each axis; see codeobject.Extent
+        self.context: Any = None
+        self.module: Any = None
+        self._scope = ExitStack()  # what is open
+        self._known: dict = {}  # what has been computed once at the top
+        self._at_top: dict[int, Value] = {}  # arguments, and what has been computed from them there
 
-    # -- arguments and who am I
+    # -- arguments, launch, and who am I
     def args(self, **declared):
-        """Declare the entry's arguments, in order: `Global(...)` for memory, a DType for a scalar."""
+        """Declare the entry's arguments, in order: `Global(...)` for memory, a DType for a scalar.
+
+        Sizes and strides of a Global may name scalars that are declared before or after it."""
         self.arguments = declared
         is_memory = lambda d: isinstance(d, Global)
         types = [self.target.pointer_type() if is_memory(d) else mlir_type(d) for d in declared.values()]
-        got = self.target.begin(self, types, [is_memory(d) for d in declared.values()])
-        return [d.view(ssa) if is_memory(d) else Value(ssa, d) for d, ssa in zip(declared.values(), got)]
+        got = dict(zip(declared, self.target.begin(self, types, [is_memory(d) for d in declared.values()])))
+        scalars = {n: Value(got[n], d) for n, d in declared.items() if not is_memory(d)}
+        self._at_top = {id(v.ssa): v for v in scalars.values()}
+        return [d.view(got[n], scalars) if is_memory(d) else scalars[n] for n, d in declared.items()]
+
+    def signature(self) -> tuple[Argument, ...]:
+        """The declared arguments as a code object lists them."""
+        pointer = lambda d: isinstance(d, Global)
+        kind = lambda d: "pointer" if pointer(d) else d.name
+        return tuple(Argument(n, kind(d), d.dtype.name if pointer(d) else d.name) for n, d in self.arguments.items())
 
     def open_top(self):
         """Called by the target where the kernel's body begins."""
         self._top = constant(0, i32).ssa.owner
 
-    def once(self, key, make):
-        """A value that depends on arguments and ids only: computed at the top, so it may be used anywhere."""
+    def once(self, key, make, uses=()):
+        """A value that depends on arguments and ids only: computed at the top, so it may be used anywhere.
+
+        `uses`: Values that `make` reads; if one is not itself known at the top, the value is computed here instead."""
+        if not all(id(v.ssa) in self._at_top for v in uses):
+            return make()
         if key not in self._known:
             with ir.InsertionPoint(self._top):
-                self._known[key] = make()
+                self._known[key] = value = make()
+            if isinstance(value, Value):
+                self._at_top[id(value.ssa)] = value
         return self._known[key]
 
     def workgroup_id(self, axis=0) -> Value:
@@ -73,17 +100,23 @@ class Kernel:
 
         def run(body):
             leaves, rebuild = flatten(carry)
-            bounds = [x.ssa if isinstance(x, Value) else constant(x, i32).ssa for x in (lo, hi, step)]
+            wide = any(isinstance(x, Value) and x.dtype == i64 for x in (lo, hi, step))
+            kind = i64 if wide else i32  # of the loop's variable: i64 where a bound is
+            bounds = [x.to(kind).ssa if isinstance(x, Value) else constant(x, kind).ssa for x in (lo, hi, step)]
             op = scf.ForOp(*bounds, [v.ssa for v in leaves])
             op.attributes["llvm.loop_annotation"] = ir.Attribute.parse(STAY_A_LOOP)
             self.loops += 1
             with ir.InsertionPoint(op.body):
                 now = rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.inner_iter_args, leaves)])
-                out = body(Value(op.induction_variable, i32), *([now] if carry != () else []))
+                out = body(Value(op.induction_variable, kind), *([now] if carry != () else []))
                 after, _ = flatten(() if out is None else out)
                 same = [(v.dtype, v.width) for v in after] == [(v.dtype, v.width) for v in leaves]
                 if not same:
-                    raise TypeError(f"{body.__name__}: the loop carries {leaves} but its body returns {after}")
+                    name = body.__name__
+                    raise TraceError(
+                        f"the loop {name} carries {leaves} but its body returns {after}",
+                        "return from the body one value of the same type for each one carried",
+                    )
                 scf.yield_([v.ssa for v in after])
             self.loops -= 1
             return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
@@ -91,7 +124,9 @@ class Kernel:
         return run
 
     def repeat(self, carry, going):
-        """Decorator: run the body while going(carried) holds. `going` is asked first; where lanes exchange, it is the same for all of a wave."""
+        """Decorator: run the body while going(carried) holds, which is asked first.
+
+        Where lanes exchange values in the body, it must be the same for all lanes of a wave."""
 
         def run(body):
             leaves, rebuild = flatten(carry)
@@ -127,7 +162,9 @@ class Kernel:
 
     # -- workgroup
     def wait_loads(self, in_flight: int | None):
-        """Until all but this wave's youngest `in_flight` loads from memory have landed (None: go on). Says nothing of other waves."""
+        """Until all but this wave's youngest `in_flight` loads from memory have landed (None: go on).
+
+        Says nothing of other waves: a barrier must follow before their data is read."""
         if in_flight is not None:
             self.target.wait_loads(in_flight)
 
@@ -136,7 +173,9 @@ class Kernel:
         self.target.barrier()
 
     def phase_end(self):
-        """A barrier that nothing crosses, arithmetic included: what one half of the waves does meanwhile is part of the plan."""
+        """A barrier that nothing crosses, arithmetic included.
+
+        What one half of the waves does while the other waits is part of the plan; the compiler must not undo it."""
         self.target.pin()
         self.target.barrier()
         self.target.pin()
@@ -148,16 +187,21 @@ class Kernel:
         self.target.priority(0)
         return out
 
-    def shared(self, dtype: DType, layout, swizzle=None) -> View:
+    def shared(self, dtype: DType, layout, swizzle=IDENTITY) -> View:
         """Workgroup memory (LDS) laid out as told; swizzle acts on the element offset."""
         size = layout.cosize * dtype.bytes
         pointer = self.target.shared_memory(self, f"{self.name}_shared_{self.shared_bytes}", size)
         self.shared_bytes += size
-        return View(pointer, dtype, layout.shape, layout.stride, swizzle or Swizzle())
+        return View(pointer, dtype, layout.shape, layout.stride, swizzle or IDENTITY)
 
-    def fragment(self, layout, streamed=False) -> Holder:
-        """A way to hold a tile in registers; see `Holder`. streamed: one piece at a time, the rest re-read."""
-        return Holder(self, layout, streamed)
+    def private(self, dtype: DType, *shape) -> View:
+        """Scratch memory of this thread, row-major, aligned to a cache line; what it holds at first is undefined."""
+        return Global(dtype, shape).view(self.target.private_memory(self, prod(shape) * dtype.bytes))
+
+    def fragment(self, layout, streamed=False, elementwise=False) -> Holder:
+        """A way to hold a tile in registers; see `Holder`. streamed: one piece at a time, the rest re-read.
+        elementwise: elements of a vector are not neighbours in memory, each is moved by itself."""
+        return Holder(self, layout, streamed, elementwise)
 
 
 class Holder:
@@ -165,17 +209,18 @@ class Holder:
 
     held      every piece is read once and stays in registers; pieces unroll.
     streamed  a piece lives for one turn of a loop; each use of the fragment re-reads memory. For rows that no register
-              file holds (a CPU's, or a very long row): same kernel text. What is read must not be written in between."""
+              file holds (a CPU's, or a very long row): same kernel text. What is read must not be written in between.
+    elementwise  each element of a vector is moved by itself: for operands whose vectors are not contiguous."""
 
-    def __init__(self, k, layout, streamed=False):
-        self.k, self.layout, self.streamed = k, layout, streamed
+    def __init__(self, k, layout, streamed=False, elementwise=False):
+        self.k, self.layout, self.streamed, self.elementwise = k, layout, streamed, elementwise
 
     def load(self, view: View) -> Fragment:
-        read = lambda digits: view.load(self.k, self.layout, digits)
+        read = lambda digits: view.load(self.k, self.layout, digits, self.elementwise)
         return Fragment(self.k, self.layout, self.streamed, read)
 
     def store(self, view: View, fragment: Fragment):
-        fragment.each(lambda digits, v: view.store(self.k, self.layout, digits, v))
+        fragment.each(lambda digits, v: view.store(self.k, self.layout, digits, v, self.elementwise))
 
     def zeros(self, dtype: DType) -> Fragment:
         return Fragment(self.k, self.layout, False, lambda _: constant(0, dtype, self.layout.vector.size))
@@ -199,13 +244,34 @@ def flatten(tree):
     return [v for leaves, _ in parts for v in leaves], rebuild
 
 
-def trace(kernel, target, problem, config, name=None):
-    """Run `kernel` once for `target`; the Kernel that comes back holds the MLIR module."""
-    with ir.Context() as context, ir.Location.unknown():
-        k = Kernel(target, name or kernel.__name__, config.workgroup_size)
-        k.context, k.module = context, target.open_module()
-        with k._scope:
-            kernel(k, problem, config)
-            target.end(k)
-        k.module.operation.verify()
-        return k
+def trace(kernel, target, problem, config, name=None) -> Kernel:
+    """Run `kernel` once for `target`; the Kernel that comes back holds the MLIR module. TraceError if it cannot be.
+
+    config.workgroup_size: threads of a workgroup. name: the entry's symbol (default: the function's name)."""
+    name = name or kernel.__name__
+    token = TARGET.set(target)
+    try:
+        with ir.Context() as context, ir.Location.unknown(), source_locations():
+            k = Kernel(target, name, config.workgroup_size)
+            k.context, k.module = context, target.open_module()
+            k.source = {"kernel": name, "problem": described(problem), "config": described(config)}
+            with k._scope:
+                kernel(k, problem, config)
+                target.end(k)
+            k.module.operation.verify()
+            return k
+    except Exception as e:
+        raise located(e, name) from e
+    finally:
+        TARGET.reset(token)
+
+
+def described(x):
+    """A problem or configuration as plain data, for a code object's `source`."""
+    if is_dataclass(x) and not isinstance(x, type):
+        return {f.name: described(getattr(x, f.name)) for f in fields(x)}
+    if isinstance(x, (list, tuple)):
+        return [described(e) for e in x]
+    if isinstance(x, dict):
+        return {str(n): described(e) for n, e in x.items()}
+    return x if x is None or isinstance(x, (bool, int, float, str)) else repr(x)

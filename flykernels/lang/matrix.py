@@ -13,22 +13,29 @@ from .values import constant
 
 @dataclass(frozen=True)
 class MatrixAtom:
-    """One matrix instruction, D = A B^T + D, and who holds what: a of (rows, k), b of (columns, k), d of (rows, columns).
+    """One matrix instruction, D = A B^T + D, and who holds what.
+
+    name    of the LLVM intrinsic
+    a, b    tiles of (rows, k) and (columns, k)
+    d       tile of (rows, columns), f32
+    scale   of a and of b: (rows, blocks of k), one E8M0 byte a lane
+    cycles  that one of them keeps a SIMD's matrix unit busy (0: not known)
 
     The order of a fragment's pieces is the order of the instruction's registers (last mode of `pieces` fastest)."""
 
-    name: str  # of the LLVM intrinsic
+    name: str
     a: ThreadValues
     b: ThreadValues
     d: ThreadValues
-    scale: ThreadValues | None = None  # of a and of b: (rows, blocks of k), one E8M0 byte a lane
+    scale: ThreadValues | None = None
+    cycles: int = 0
 
 
 class TiledMma:
     """acc = mma(a, b, acc) for the workgroup's tile: `repeat` atoms a wave and `waves` waves, along (rows, columns)."""
 
     def __init__(self, k, atom: MatrixAtom, waves, repeat):
-        self.k, self.atom, self.repeat = k, atom, repeat
+        self.k, self.atom, self.repeat, self.waves = k, atom, repeat, waves
         (wm, wn), (rm, rn) = waves, repeat
         self.a = atom.a.repeat(rm, 1).spread((wm, 0), (wn, None))  # waves side by side along N hold the same A
         self.b = atom.b.repeat(rn, 1).spread((wm, None), (wn, 0))
@@ -42,17 +49,17 @@ class TiledMma:
         return Fragment(self.k, self.d, False, lambda _: constant(0, f32, self.d.vector.size))
 
     def __call__(
-        self, a: Fragment, b: Fragment, acc: Fragment, scale_a: Fragment = None, scale_b: Fragment = None
+        self, a: Fragment, b: Fragment, acc: Fragment, scale_a: Fragment | None = None, scale_b: Fragment | None = None
     ) -> Fragment:
         registers = lambda f, atom, *at: [f[d + at] for d in product(*map(range, atom.piece_sizes))]
-        out = {}
+        out: dict = {}
         for i, j in product(*map(range, self.repeat)):
             d = self.k.target.mma(
                 self.atom,
                 registers(a, self.atom.a, i, 0),
                 registers(b, self.atom.b, j, 0),
                 registers(acc, self.atom.d, i, j),
-                *([scale_a[i, 0], scale_b[j, 0]] if self.atom.scale else []),
+                *([scale_a[i, 0], scale_b[j, 0]] if scale_a and scale_b else []),
             )
             out.update(zip((n + (i, j) for n in product(*map(range, self.atom.d.piece_sizes))), d))
         return acc.like([out[n] for n in acc.names()])

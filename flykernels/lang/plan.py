@@ -1,8 +1,8 @@
 """When tiles are asked for and when they are needed; the wait counts follow.
 
-vmcnt counts loads, not tiles: "all but my youngest n have landed". A kernel states its plan as two functions of the step
-number and never writes n. The plan is plain Python on ints, so a loop body that is traced once can be checked against
-every step it stands for."""
+vmcnt counts loads, not tiles: "all but my youngest n have landed". A kernel states its plan as two functions of the
+step number and never writes n. The plan is plain Python on ints, so a loop body that is traced once can be checked
+against every step it stands for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Plan:
             ring.prefetch(shift(t))
 
     def in_flight(self, i):
-        """Loads that may be unfinished when step i reads: those younger than all it needs. None: nothing to wait for."""
+        """Loads that may be unfinished when step i reads: those younger than all it needs. None: no need to wait."""
         issued = [f for j in range(max(self.start, i - LOOK_BACK), i) for f in self.fetch(j)]
         needed = [issued.index(f) for f in self.need(i) if f in issued]
         return sum(ring.loads for ring, _ in issued[max(needed) + 1 :]) if needed else None

@@ -10,3 +10,5 @@ compile(kernel)                      code, with what it costs
 from .gfx950 import gfx950
 from .sm90a import sm90a
 from .x86 import x86
+
+__all__ = ["gfx950", "sm90a", "x86"]

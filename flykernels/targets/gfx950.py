@@ -1,52 +1,98 @@
-"""AMD CDNA4 (MI350X, MI355X): assembly from MLIR, code object through Triton's assembler and linker."""
+"""AMD CDNA4 (MI350X, MI355X): from a traced kernel to a linked code object, on any machine.
+
+Figures: AMD CDNA4 ISA manual; LLVM "User Guide for AMDGPU Backend"; HipKittens (arXiv 2511.08083) for the LDS. Rates
+and latency (cycles) are read off published traces of MI350X kernels (github.com/jhinpan/flydsl-kernel-profiling)."""
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
-import time
+from types import MappingProxyType
 
-from ..dtypes import i1, i16, i32, i64
+from ..codeobject import CodeObject
+from ..dtypes import DType, bf16, f16, f32, i16, i32, i64
+from ..lang.errors import located
 from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
-from ..mlir import intrinsic, ir, llvm, rocdl
-from .gpu import Code, Gpu
+from ..mlir import intrinsic, ir, rocdl
+from . import amd_link, amd_metadata
+from .gfx950_lanes import MOST_LOADS, compiler_fence, exchange, waitcnt
+from .gpu import Clock, Gpu, GpuLimits
+
+BUFFER_FLAGS = 0x27000  # a raw buffer of 32-bit words, as LLVM's own descriptors for this family
+BUFFER_MOST = 0xFFFFF000  # bytes a descriptor may span here: an offset from here on is outside every buffer
 
 
-def _operand(rows, k, per_lane):  # lane = row + rows * k-group, each 8 or so consecutive k
+def _operand(rows: int, k: int, per_lane: int) -> ThreadValues:
+    """Lane = row + rows * group of k, each with `per_lane` consecutive k."""
     return ThreadValues((rows, k), (Mode(rows, 0, 1), Mode(64 // rows, 1, per_lane)), Mode(per_lane, 1, 1))
 
 
+# The instruction's own D has 4 rows a lane; with A and B exchanged it has 4 columns a lane, which is how C is stored.
+_D16 = ThreadValues((16, 16), (Mode(16, 0, 1), Mode(4, 1, 4)), Mode(4, 1, 1))
+_D32 = ThreadValues((32, 32), (Mode(32, 0, 1), Mode(2, 1, 4)), Mode(4, 1, 1), (Mode(4, 1, 8),))
+
+
+def _atom(name: str, rows: int, k: int, d: ThreadValues, cycles: int) -> MatrixAtom:
+    return MatrixAtom(f"llvm.amdgcn.mfma.f32.{name}", _operand(rows, k, 8), _operand(rows, k, 8), d, cycles=cycles)
+
+
 class Gfx950(Gpu):
+    """The target object: limits, matrix atoms, the instructions the language needs, and `compile`."""
+
     name, lanes = "gfx950", 64
     module_target = '#rocdl.target<O=3, chip="gfx950">'
-    shared_bytes, max_workgroup, vector_bytes = 160 * 1024, 1024, 16
-    held_bytes = 128  # registers a thread may give to one held row, in bytes
-    banks = 64  # of 4 bytes
-    # Lanes that one ds_read_b128 turn serves together. "published": HipKittens (arXiv 2511.08083) as remembered, unverified.
-    read_phases = {
-        "published": [[*range(b, b + 4), *range(b + 12, b + 16), *range(b + 20, b + 28)] for b in (0, 32)]
-        + [[*range(b + 4, b + 12), *range(b + 16, b + 20), *range(b + 28, b + 32)] for b in (0, 32)],
-        "in order": [list(range(b, b + 16)) for b in range(0, 64, 16)],
-    }
-
-    # The instruction's own D has 4 rows a lane; with A and B exchanged it has 4 columns a lane, which is how C is stored.
-    mma_bf16 = MatrixAtom(
-        "llvm.amdgcn.mfma.f32.16x16x32.bf16",
-        _operand(16, 32, 8),
-        _operand(16, 32, 8),
-        ThreadValues((16, 16), (Mode(16, 0, 1), Mode(4, 1, 4)), Mode(4, 1, 1)),
+    limits = GpuLimits(
+        lanes=64,
+        max_workgroup=1024,
+        shared_bytes=160 * 1024,
+        vector_bytes=16,
+        banks=64,
+        registers=512,
+        wave_registers=512,
+        register_step=8,
+        max_waves=8,
+        simds=4,
+        compute_units=256,
+        shared_read=256,
+        shared_fill=64,
+        latency=1950,
     )
+    shared_bytes, max_workgroup = limits.shared_bytes, limits.max_workgroup
+    vector_bytes, banks = limits.vector_bytes, limits.banks
+    least_alignment = 4  # bytes, of wider memory accesses: whether less is allowed is for a driver to say
+    held_bytes = 128  # registers a thread may give to one held row, in bytes
+
+    # Lanes that one turn of an LDS read serves together: the orders in which it may be (which one it is, only the
+    # hardware can say; "published" is HipKittens'). A swizzle should be free of conflicts in all of them.
+    read_phases = MappingProxyType(
+        {
+            "published": [[*range(b, b + 4), *range(b + 12, b + 16), *range(b + 20, b + 28)] for b in (0, 32)]
+            + [[*range(b + 4, b + 12), *range(b + 16, b + 20), *range(b + 28, b + 32)] for b in (0, 32)],
+            "in order": [list(range(b, b + 16)) for b in range(0, 64, 16)],
+        }
+    )
+    read_phases_8_bytes = ([*range(32)], [*range(32, 64)])  # of reads of 8 bytes a lane, in order
+
+    # Matrix instructions by element type and shape (rows x columns x k)
+    atoms = MappingProxyType(
+        {
+            (bf16, "16x16x32"): _atom("16x16x32.bf16", 16, 32, _D16, 16),
+            (f16, "16x16x32"): _atom("16x16x32.f16", 16, 32, _D16, 16),
+            (bf16, "32x32x16"): _atom("32x32x16.bf16", 32, 16, _D32, 32),
+            (f16, "32x32x16"): _atom("32x32x16.f16", 32, 16, _D32, 32),
+        }
+    )
+    mma_bf16 = atoms[bf16, "16x16x32"]
+    mma_f16 = atoms[f16, "16x16x32"]
 
     # Four-bit floats, two a byte: `a` and `b` are bytes here. 32 consecutive values a lane share the lane's scale.
     mma_mxfp4 = MatrixAtom(
         "llvm.amdgcn.mfma.scale.f32.16x16x128.f8f6f4",
         _operand(16, 64, 16),
         _operand(16, 64, 16),
-        mma_bf16.d,
+        _D16,
         scale=ThreadValues((16, 4), (Mode(16, 0, 1), Mode(4, 1, 1)), Mode(1, 1, 1)),
+        cycles=16,
     )
 
     def function_attributes(self, k):
@@ -66,59 +112,60 @@ class Gfx950(Gpu):
     def uniform(self, v):
         return Value(rocdl.readfirstlane(mlir_type(i32), v.ssa), i32)
 
-    # -- lanes: all in the vector ALU, none through LDS
-    def exchange(self, k, v: Value, distance):
-        bits = v.bitcast(i32)
-        if distance >= 16:  # swaps halves of rows between two copies of the register
-            pair = ir.Type.parse("!llvm.struct<(i32, i32)>")
-            both = intrinsic(f"llvm.amdgcn.permlane{distance}.swap", pair, bits, bits, constant(0, i1), constant(0, i1))
-            half = lambda i: Value(llvm.extractvalue(mlir_type(i32), both, [i]), i32).bitcast(v.dtype)
-            return half(0), half(1)
-        other = bits
-        for control in DPP_XOR[distance]:
-            other = Value(rocdl.update_dpp(mlir_type(i32), other.ssa, other.ssa, control, 0xF, 0xF, True), i32)
-        return v, other.bitcast(v.dtype)
+    def exchange(self, k, v: Value, distance: int):
+        return exchange(v, distance)
 
     # -- waits and barriers
     def barrier(self):
-        """This wave's LDS operations are done; then all waves meet. Loads from memory stay in flight: see wait_loads."""
+        """This wave's LDS operations are done; then all waves meet. Loads from memory stay in flight: wait_loads."""
         compiler_fence("release")
         rocdl.s_waitcnt(waitcnt(lds=0))
         rocdl.s_barrier()
         compiler_fence("acquire")
 
-    def wait_loads(self, keep_in_flight):
+    def wait_loads(self, keep_in_flight: int):
         """All but this wave's `keep_in_flight` youngest loads from memory have arrived."""
-        rocdl.s_waitcnt(waitcnt(memory=keep_in_flight))
+        rocdl.s_waitcnt(waitcnt(memory=min(keep_in_flight, MOST_LOADS - 1)))
         compiler_fence("acquire")
 
     def pin(self):
+        """Nothing is scheduled across this point."""
         intrinsic("llvm.amdgcn.sched.barrier", None, constant(0, i32))
 
-    def priority(self, level):
+    def priority(self, level: int):
         intrinsic("llvm.amdgcn.s.setprio", None, constant(level, i16))
 
     # -- matrix
-    def mma(self, atom: MatrixAtom, a: list, b: list, d: list, scale_a: Value = None, scale_b: Value = None) -> list:
-        """One matrix instruction on the registers of a, b, d; what d becomes. A and B change places: see mma_bf16."""
+    def mma(self, atom: MatrixAtom, a: list, b: list, d: list, scale_a=None, scale_b=None) -> list:
+        """One matrix instruction on the registers of a, b, d; what d becomes. A and B change places: see _D16."""
         n = lambda x: constant(x, i32)
+        width = sum(v.width for v in d)
+        whole = d[0] if len(d) == 1 else join(d)
         if atom.scale:
             fp4, packed = n(4), lambda v: v.bitcast(i32, 4)
-            operands = [packed(b[0]), packed(a[0]), d[0], fp4, fp4, n(0), scale_b.to(i32)[0], n(0), scale_a.to(i32)[0]]
+            operands = [packed(b[0]), packed(a[0]), whole, fp4, fp4, n(0), scale_b.to(i32)[0], n(0), scale_a.to(i32)[0]]
         else:
-            operands = [b[0], a[0], d[0], n(0), n(0), n(0)]
-        return [Value(intrinsic(atom.name, d[0].ssa.type, *operands), d[0].dtype, d[0].width)]
+            operands = [b[0], a[0], whole, n(0), n(0), n(0)]
+        out = Value(intrinsic(atom.name, mlir_type(f32, width), *operands), f32, width)
+        if len(d) == 1:
+            return [out]
+        each = d[0].width
+        return [out.shuffle(range(i, i + each)) for i in range(0, width, each)]
 
-    # -- direct to LDS
+    # -- memory that is not a pointer: buffers, LDS
     def buffer(self, pointer, size_bytes):
-        """A buffer descriptor: reads beyond size_bytes give zeros."""
+        """A buffer descriptor of size_bytes (int or i64 Value, below 4 GiB): reads beyond give zeros."""
+        size = size_bytes if isinstance(size_bytes, Value) else constant(size_bytes, i64)
         return rocdl.make_buffer_rsrc(
-            self.pointer_type(8),
-            pointer,
-            constant(0, i16).ssa,
-            constant(size_bytes, i64).ssa,
-            constant(0x27000, i32).ssa,
+            self.pointer_type(8), pointer, constant(0, i16).ssa, size.to(i64).ssa, constant(BUFFER_FLAGS, i32).ssa
         )
+
+    def load_buffer(self, buffer, lane_bytes: Value, uniform_bytes, dtype: DType, width=None) -> Value:
+        """buffer[lane_bytes + uniform_bytes] into registers; zeros where the first byte lies outside."""
+        offset = uniform_bytes if isinstance(uniform_bytes, Value) else constant(uniform_bytes, i32)
+        zero = ir.IntegerAttr.get(mlir_type(i32), 0)
+        got = rocdl.raw_ptr_buffer_load(mlir_type(dtype, width), buffer, lane_bytes.ssa, offset.ssa, aux=zero)
+        return Value(got, dtype, width)
 
     def alias_scope(self, k):
         """The mark of direct-to-LDS loads: LDS reads that disclaim it need no vmcnt(0) from the compiler."""
@@ -129,64 +176,75 @@ class Gfx950(Gpu):
 
         return k.once("direct to LDS", make)
 
-    def load_to_shared(self, buffer, shared_pointer, lane_bytes: Value, uniform_bytes, scope):
-        """16 bytes a lane: memory[lane_bytes + uniform_bytes] -> LDS[shared_pointer + 16 * lane], no registers used."""
-        if isinstance(uniform_bytes, int):
-            uniform_bytes = constant(uniform_bytes, i32)
+    def load_to_shared(self, buffer, shared_pointer, lane_bytes: Value, uniform_bytes, scope, size: int = 16):
+        """`size` (4 or 16) bytes a lane: memory[lane_bytes + uniform_bytes] -> LDS[shared_pointer + size * lane].
+
+        No registers are used; lanes whose offset lies outside the buffer write zeros. Counted by wait_loads."""
+        offset = uniform_bytes if isinstance(uniform_bytes, Value) else constant(uniform_bytes, i32)
         rocdl.raw_ptr_buffer_load_lds(
             buffer,
             shared_pointer,
-            constant(16, i32).ssa,
+            constant(size, i32).ssa,
             lane_bytes.ssa,
-            uniform_bytes.ssa,
+            offset.ssa,
             constant(0, i32).ssa,
             aux=ir.IntegerAttr.get(mlir_type(i32), 0),
             alias_scopes=scope,
         )
 
+    def read_transposed(self, pointer, dtype: DType, scope) -> Value:
+        """4 elements of 16 bits a lane, transposed in groups of 16 lanes (ds_read_b64_tr_b16). All lanes must be on.
+
+        Lane i of a group addresses 4 neighbours of row i // 4, columns 4 * (i % 4) and on, of a 4 x 16 tile, and gets
+        the tile's column i."""
+        kind = mlir_type(dtype, 4)
+        return Value(rocdl.ds_read_tr16_b64_(kind, pointer, noalias_scopes=scope), dtype, 4)
+
     # -- to code
-    def compile(self, k) -> Code:
-        code = self.assembly(k)
-        number = lambda what: int(re.search(rf"\.{what}:\s+(\d+)", code.text)[1])
-        code.registers, code.agprs, code.sgprs = number("vgpr_count"), number("agpr_count"), number("sgpr_count")
-        code.spills, code.shared = (
-            number("vgpr_spill_count") + number("sgpr_spill_count"),
-            number("group_segment_fixed_size"),
+    def compile(self, k, source: dict | None = None) -> CodeObject:
+        """The traced kernel as a linked code object, with what it costs read back from its metadata.
+
+        TraceError if the back end refuses it, LinkerMissing if this machine cannot link."""
+        clock = Clock()
+        self.lower(k)
+        clock("lower")
+        with k.context, ir.Location.unknown():
+            linked_by = amd_link.linker()
+            spare = k.module.operation.clone() if amd_link.find_lld() else None
+            text = self.assembly(k)
+            clock("assembly")
+            try:
+                binary = amd_link.link(spare, text, self.name)
+            except ir.MLIRError as e:
+                raise located(e, k.name) from e
+        clock("link")
+        (cost,) = [n for n in amd_metadata.kernels(binary) if n[".name"] == k.name]
+        return CodeObject(
+            target=self.name,
+            features=self.name,
+            entry=k.name,
+            arguments=k.signature(),
+            grid=k.grid,
+            workgroup_size=k.workgroup_size,
+            shared_bytes=cost[".group_segment_fixed_size"],
+            registers=cost[".vgpr_count"],
+            agprs=cost.get(".agpr_count", 0),
+            sgprs=cost[".sgpr_count"],
+            spills=cost[".vgpr_spill_count"] + cost[".sgpr_spill_count"],
+            scratch_bytes=cost[".private_segment_fixed_size"],
+            source=self.described(k, source, linker=linked_by),
+            binary=binary,
+            text=text,
+            seconds=clock.seconds,
         )
-        return code
-
-    def link(self, code: Code) -> Code:
-        """Assembly -> code object (hsaco)."""
-        from triton._C.libtriton import amd
-        from triton.backends.amd.compiler import assemble_amdgcn
-
-        start = time.perf_counter()
-        with tempfile.TemporaryDirectory() as d:
-            o, so = os.path.join(d, "k.o"), os.path.join(d, "k.hsaco")
-            open(o, "wb").write(assemble_amdgcn(code.text, "gfx950", ""))
-            amd.link_hsaco(o, so)
-            code.binary = open(so, "rb").read()
-        code.seconds["link"] = time.perf_counter() - start
-        return code
 
 
-# lane -> lane ^ d as one or two data-parallel-primitive controls
-QUAD = lambda *p: sum(x << 2 * i for i, x in enumerate(p))
-ROW_HALF_MIRROR, ROW_ROTATE = 0x141, 0x120
-DPP_XOR = {1: [QUAD(1, 0, 3, 2)], 2: [QUAD(2, 3, 0, 1)], 4: [ROW_HALF_MIRROR, QUAD(3, 2, 1, 0)], 8: [ROW_ROTATE + 8]}
-
-
-def waitcnt(memory=63, lds=15):
-    """s_waitcnt's operand: wait until at most so many operations are in flight (63, 15: do not wait)."""
-    return (memory & 15) | 7 << 4 | lds << 8 | (memory >> 4) << 14
-
-
-def compiler_fence(ordering):
-    """Keeps the compiler from moving memory operations across; no instruction comes of it (one wave is in order)."""
-    llvm.fence(
-        ir.IntegerAttr.get(ir.IntegerType.get_signless(64), {"acquire": 4, "release": 5}[ordering]),
-        syncscope="wavefront",
-    )
+def join(parts: list[Value]) -> Value:
+    """Vectors of one width, end to end (their number a power of two)."""
+    while len(parts) > 1:
+        n = 2 * parts[0].width
+        parts = [a.shuffle(range(n), b) for a, b in zip(parts[::2], parts[1::2])]
+    return parts[0]
 
 
 gfx950 = Gfx950()

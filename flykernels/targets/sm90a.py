@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tempfile
-import time
 
+from ..codeobject import CodeObject
 from ..dtypes import f32, i32
 from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
-from .gpu import Code, Gpu
+from .gpu import Clock, Gpu, GpuLimits
+
+
+class AssemblerMissing(RuntimeError):
+    """No ptxas on this machine."""
 
 
 class Sm90a(Gpu):
+    """The target object: limits, matrix atoms, the instructions the language needs, and `compile`."""
+
     name, lanes = "sm90a", 32
     module_target = '#nvvm.target<O=3, chip="sm_90a", features="+ptx84">'
-    shared_bytes, max_workgroup, vector_bytes = 227 * 1024, 1024, 16
+    limits = GpuLimits(
+        lanes=32,
+        max_workgroup=1024,
+        shared_bytes=227 * 1024,
+        vector_bytes=16,
+        banks=32,
+        registers=512,
+        wave_registers=255,
+        register_step=8,
+        max_waves=16,
+        simds=4,
+        compute_units=132,
+        shared_read=128,
+        shared_fill=64,
+        latency=800,
+    )
+    shared_bytes, max_workgroup, vector_bytes = limits.shared_bytes, limits.max_workgroup, limits.vector_bytes
     held_bytes = 128  # registers a thread may give to one held row, in bytes
 
     # mma.sync.m16n8k16: lane = 4 * row + pair of columns
@@ -65,22 +88,48 @@ class Sm90a(Gpu):
         )
         return v, Value(other, i32).bitcast(v.dtype)
 
-    def compile(self, k) -> Code:
-        code = self.assembly(k)
-        start = time.perf_counter()
-        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f, tempfile.NamedTemporaryFile(suffix=".cubin") as out:
-            f.write(code.text)
-            f.flush()
-            done = subprocess.run(
-                ["ptxas", "-arch=sm_90a", "-v", "-o", out.name, f.name], capture_output=True, text=True
+    def compile(self, k, source: dict | None = None) -> CodeObject:
+        """The traced kernel as a cubin, with what ptxas says it costs; its text is PTX.
+
+        TraceError if the back end refuses it, AssemblerMissing if there is no ptxas on PATH."""
+        clock = Clock()
+        self.lower(k)
+        clock("lower")
+        text = self.assembly(k)
+        clock("assembly")
+        ptxas = shutil.which("ptxas")
+        if ptxas is None:
+            raise AssemblerMissing(
+                f"{k.name}: making a cubin for sm_90a needs ptxas, and none is on PATH. Do: install the CUDA toolkit, "
+                "or pip install nvidia-cuda-nvcc and put its bin folder on PATH"
             )
-            code.binary = out.read()
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f, tempfile.NamedTemporaryFile(suffix=".cubin") as out:
+            f.write(text)
+            f.flush()
+            command = [ptxas, "-arch=sm_90a", "-v", "-o", out.name, f.name]
+            done = subprocess.run(command, capture_output=True, text=True)
+            binary = out.read()
         if done.returncode:
             raise RuntimeError(f"ptxas refused {k.name}: {done.stderr}")
-        number = lambda what: int((re.search(rf"(\d+) {what}", done.stderr) or [0, 0])[1])
-        code.registers, code.spills = number("registers"), number("bytes spill stores")
-        code.seconds["ptxas"] = time.perf_counter() - start
-        return code
+        clock("ptxas")
+        said = lambda what: int((re.search(rf"(\d+) {what}", done.stderr) or [0, 0])[1])
+        return CodeObject(
+            target=self.name,
+            features="sm_90a",
+            entry=k.name,
+            arguments=k.signature(),
+            grid=k.grid,
+            workgroup_size=k.workgroup_size,
+            shared_bytes=said("bytes smem"),
+            registers=said("registers"),
+            spills=said("bytes spill stores") // REGISTER_BYTES,
+            scratch_bytes=said("bytes stack frame"),
+            source=self.described(k, source),
+            binary=binary,
+            text=text,
+            seconds=clock.seconds,
+        )
 
 
+REGISTER_BYTES = 4
 sm90a = Sm90a()

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 
 from flykernels.dtypes import DType, dtype
 
+DTYPES = ("f32", "bf16", "f16")
+BIASES = ("none", "row", "full")
+LARGEST = 2**31 - 1  # what a 32-bit loop counter holds
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 # Where the unit stride of a 2-D operand is: "row" (elements of a row are neighbours), "col", or "any" (neither).
 LAYOUTS = ("row", "col", "any")
@@ -28,6 +31,9 @@ class GemmProblem:
     residual      a (M, N) row-major tensor added after the activation
     packed_b      B is constant and arrives packed as `space.py`'s configuration says, not as (K, N)
     m_hint        the M that tuning is done for; says nothing about correctness
+    align_a       bytes that A's pointer and its strides (but one of 1) are multiples of: at least an element's
+    align_b       the same of B
+    align_c       the same of C, bias and residual
     """
 
     n: int
@@ -42,6 +48,9 @@ class GemmProblem:
     residual: bool = False
     packed_b: bool = False
     m_hint: int = 128
+    align_a: int = 16
+    align_b: int = 16
+    align_c: int = 16
 
     @property
     def input_type(self) -> DType:
@@ -50,6 +59,31 @@ class GemmProblem:
     @property
     def output_type(self) -> DType:
         return dtype(self.out_dtype)
+
+    def why_not(self, target) -> str | None:
+        """Why no kernel of this template serves the problem on `target`, in words; None if one does."""
+        for name, value, known in (
+            ("dtype", self.dtype, DTYPES),
+            ("out_dtype", self.out_dtype, DTYPES),
+            ("layout of A", self.a, LAYOUTS),
+            ("layout of B", self.b, LAYOUTS),
+            ("bias", self.bias, BIASES),
+            ("activation", self.activation, ACTIVATIONS),
+        ):
+            if value not in known:
+                return f"{name} is {value!r}; kernels exist for {', '.join(known)}"
+        if min(self.n, self.k) < 1:
+            return f"N = {self.n}, K = {self.k}: an empty product is left to ATen"
+        if max(self.n, self.k) > LARGEST:
+            return f"N = {self.n}, K = {self.k}: sizes above {LARGEST} are left to ATen"
+        for name in ("align_a", "align_b", "align_c"):
+            least = (self.output_type if name == "align_c" else self.input_type).bytes
+            value = getattr(self, name)
+            if value < least or value & (value - 1):
+                return f"{name} is {value}; it must be a power of two, and at least an element's {least} bytes"
+        if self.packed_b and self.batched:
+            return "a packed B has no batch axis"
+        return None
 
     def key(self) -> dict:
         """Readable JSON form: what a cache entry holds."""

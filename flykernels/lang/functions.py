@@ -1,0 +1,106 @@
+"""Element functions of f32 Values and Fragments that every target computes alike, from `exp2` and arithmetic.
+
+No library is called. `exp2` is one instruction on the GPUs and a polynomial on x86; its own error is about 1e-7
+relatively. The coefficients below are ours: `tests/lang/fit_functions.py` derives them. Errors stated are against
+float64, measured over all of the named range (`tests/lang/test_functions.py`); NaN gives NaN everywhere.
+"""
+
+from __future__ import annotations
+
+from math import e, log2
+
+from .values import exp2, maximum, minimum, reciprocal, select
+
+LOG2_E = log2(e)
+
+# 1 - Phi(x) = t 2^(P(t) - x^2 log2(e) / 2) with t = 1 / (1 + SLOPE x), 0 <= x; error of P at most 6.1e-9
+NORMAL_SLOPE = 0.3535533905932738
+NORMAL = (
+    -2.825852354446066,
+    1.4455098166266647,
+    0.5078571526625633,
+    0.3445658669857799,
+    -1.0886092148469795,
+    2.5362719075554465,
+    -5.309670989149941,
+    6.288352257759954,
+    -4.127009005953574,
+    1.4389375782170137,
+    -0.21035300927554143,
+)
+# tanh(x) = x + x^3 P(x^2), |x| <= TANH_END; error of P at most 1.5e-9
+TANH_END = 0.625
+TANH = (
+    -0.33333333183352887,
+    0.1333330498216645,
+    -0.053959550148731474,
+    0.021770994825907324,
+    -0.008350005401630963,
+    0.00229893875627455,
+)
+# gelu's tanh form: x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), Hendrycks and Gimpel 2016 (arXiv 1606.08415)
+GELU_TANH_SCALE = 2 * (2 / 3.141592653589793) ** 0.5
+GELU_TANH_CUBE = 0.044715
+
+
+def polynomial(x, coefficients):
+    """The polynomial at x, by Horner's rule; coefficients lowest power first."""
+    *rest, out = coefficients
+    for c in reversed(rest):
+        out = x * out + c
+    return out
+
+
+def exp(x):
+    """e^x. Relative error at most 1e-7 (1 + |x|); subnormal results may be 0."""
+    return exp2(x * LOG2_E)
+
+
+def sigmoid(x):
+    """1 / (1 + e^-x). Relative error at most 2e-7 (1 + |x|)."""
+    return x.map(lambda v: reciprocal(exp2(v * -LOG2_E) + 1.0))
+
+
+def tanh(x):
+    """Relative error at most 5e-7."""
+
+    def one(v):
+        size = maximum(v, 0.0 - v)
+        small = v + v * (v * v) * polynomial(v * v, TANH)
+        folded = exp2(minimum(size, 16.0) * (-2 * LOG2_E))  # beyond 16 it is 1 in f32
+        large = (1.0 - folded) * reciprocal(folded + 1.0)
+        return select(size < TANH_END, small, select(v < 0.0, 0.0 - large, select(size >= TANH_END, large, v)))
+
+    return x.map(one)
+
+
+def normal_cdf(x):
+    """Phi(x), the standard normal distribution function. Relative error at most 3e-6 from -6 on, 1e-5 from -12 on."""
+
+    def one(v):
+        size = maximum(v, 0.0 - v)
+        t = reciprocal(size * NORMAL_SLOPE + 1.0)
+        tail = t * exp2(polynomial(t, NORMAL) - v * v * (LOG2_E / 2))
+        return select(v < 0.0, tail, 1.0 - tail)
+
+    return x.map(one)
+
+
+def relu(x):
+    """max(x, 0), but NaN stays NaN."""
+    return x.map(lambda v: select(v < 0.0, 0.0, v))
+
+
+def gelu(x):
+    """x Phi(x), the exact form. Relative error as normal_cdf's."""
+    return x.map(lambda v: v * normal_cdf(v))
+
+
+def gelu_tanh(x):
+    """The tanh form, x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)). Relative error at most 2e-6 where |x| < 5."""
+    return x.map(lambda v: v * sigmoid((v + v * (v * v) * GELU_TANH_CUBE) * GELU_TANH_SCALE))
+
+
+def silu(x):
+    """x sigmoid(x). Relative error at most 2e-7 (1 + |x|)."""
+    return x.map(lambda v: v * sigmoid(v))

@@ -1,0 +1,151 @@
+"""Runs x86 code objects in this process: no MLIR, no compiler, no linker.
+
+    kernel = load(code)                       # a CodeObject, once
+    kernel(a, b, c, m, *strides)              # pointers and scalars as `code.arguments` lists them
+    call = kernel.bind(*strides)              # the trailing scalars fixed: call(a, b, c, m)
+
+Threads are libgomp's: those of the library that torch has loaded, so there is one pool. The GIL is released during a
+call, and workspace belongs to the calling Python thread, so that several may run one kernel at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from .. import cpu
+from ..codeobject import CodeObject
+from .elf import ElfError, Image
+
+POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")  # in the order of the object's table
+POOL_SYMBOL = "flykernels_pool"
+KINDS = {"pointer": ctypes.c_void_p, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
+C_LIBRARY = ("memcpy", "memset", "memmove")  # what LLVM may call of its own accord
+LINE = 64  # bytes: alignment of workspace
+
+
+class LaunchError(RuntimeError):
+    """A code object that cannot run here; says what it needs and what is missing."""
+
+
+@cache
+def thread_pool() -> dict[str, int]:
+    """Addresses of POOL's functions: torch's OpenMP if torch is loaded, else the system's; empty if there is none."""
+    for library in _openmp_libraries():
+        try:
+            loaded = ctypes.CDLL(library)
+            return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in POOL}
+        except (OSError, AttributeError):
+            continue
+    return {}
+
+
+def _openmp_libraries():
+    """Where to look, best first. A lookup through libtorch_cpu finds the very library that torch itself calls."""
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch, "__file__", None):
+        yield str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    yield from ("libgomp.so.1", "libiomp5.so", "libomp.so.5")
+
+
+def default_threads() -> int:
+    """As many as torch uses, or the cores this process may run on."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0))
+
+
+class _Workspace(threading.local):
+    """One buffer a Python thread, as large as the largest kernel it has run needed."""
+
+    def __init__(self):
+        self.bytes, self.pointer = 0, 0
+        self.buffer = None
+
+    def grow(self, size: int) -> int:
+        self.buffer = ctypes.create_string_buffer(size + LINE)
+        self.pointer = -(-ctypes.addressof(self.buffer) // LINE) * LINE
+        self.bytes = size
+        return self.pointer
+
+
+_workspace = _Workspace()
+
+
+class HostKernel:
+    """A loaded kernel.
+
+    code     what it was loaded from
+    call     the entry as a ctypes function: arguments as in `code.arguments`, then workspace (address or None), then
+             the most threads to use. No checks: the caller answers for every address
+    threads  used where the caller says nothing; 1 where this process has no OpenMP library
+    """
+
+    def __init__(self, code: CodeObject, image: Image, threads: int):
+        self.code, self.threads = code, threads
+        self.workspace_bytes = code.workspace_for({})  # for each thread
+        kinds = [KINDS[a.kind] for a in code.arguments]
+        self.call = ctypes.CFUNCTYPE(None, *kinds, ctypes.c_void_p, ctypes.c_int32)(image.symbols[code.entry])
+        self.call.image = image  # the code lives as long as anyone can call it
+
+    def __call__(self, *arguments, threads: int | None = None) -> None:
+        """Runs the kernel on `arguments`: addresses (ints) and numbers, as `code.arguments` lists them."""
+        if len(arguments) != len(self.code.arguments):
+            raise TypeError(f"{self.code.entry} takes {len(self.code.arguments)} arguments, not {len(arguments)}")
+        threads = self._threads(threads)
+        self.call(*arguments, self.workspace(threads), threads)
+
+    def workspace(self, threads: int) -> int | None:
+        """Address of this Python thread's workspace, large enough for as many threads; None if none is needed."""
+        size = self.workspace_bytes * threads
+        if not size:
+            return None
+        return _workspace.pointer if _workspace.bytes >= size else _workspace.grow(size)
+
+    def bind(self, *trailing, threads: int | None = None) -> Callable[..., None]:
+        """A function of the leading arguments: the last len(trailing) ones are fixed. Checks nothing, for speed."""
+        threads, call, space = self._threads(threads), self.call, _workspace
+        size = self.workspace_bytes * threads
+        fixed = (
+            tuple(KINDS[a.kind](v) for a, v in zip(self.code.arguments[-len(trailing) :], trailing)) if trailing else ()
+        )
+        if not size:
+            last = (*fixed, None, ctypes.c_int32(threads))
+            return lambda *leading: call(*leading, *last)
+
+        def bound(*leading):
+            call(*leading, *fixed, space.pointer if space.bytes >= size else space.grow(size), threads)
+
+        return bound
+
+    def _threads(self, wanted: int | None) -> int:
+        return min(self.threads, max(1, wanted)) if wanted is not None and not thread_pool() else wanted or self.threads
+
+
+def load(code: CodeObject) -> HostKernel:
+    """Loads an x86 code object. LaunchError if it is not one, or if this machine lacks an instruction set it needs."""
+    if code.target != "x86":
+        raise LaunchError(f"{code.entry} is code for {code.target}, and this is the loader for x86")
+    missing = sorted(set(code.features.split(",")) - {""} - cpu.features())
+    if missing:
+        raise LaunchError(f"{code.entry} needs a processor with {', '.join(missing)}, which this one has not")
+    unknown = sorted({a.kind for a in code.arguments} - set(KINDS))
+    if unknown:
+        raise LaunchError(f"{code.entry} has arguments of kind {', '.join(unknown)}; known: {', '.join(KINDS)}")
+    libc = ctypes.CDLL(None)
+    address = lambda name: ctypes.cast(getattr(libc, name), ctypes.c_void_p).value if name in C_LIBRARY else None
+    pool = thread_pool()
+    try:
+        image = Image(code.binary, address)
+        image.write(POOL_SYMBOL, struct.pack(f"<{len(POOL)}Q", *(pool.get(name, 0) for name in POOL)))
+        if code.entry not in image.symbols:
+            raise ElfError(f"the object has no symbol {code.entry!r}")
+        image.seal()
+    except (ElfError, OSError) as e:
+        raise LaunchError(f"{code.entry} cannot be loaded: {e}") from e
+    return HostKernel(code, image, default_threads() if pool else 1)

@@ -1,0 +1,29 @@
+"""A digest of the sources that a kernel is made from: part of every cache key, so no cache outlives its compiler."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import flykernels
+
+HERE = Path(__file__).parent
+
+
+@cache
+def digest(template: str) -> str:
+    """SHA-256, in hex, over the names and contents of flykernels' and one template's Python files.
+
+    template: a folder beside this file, such as "gemm". ValueError if there is none."""
+    folder = HERE / template
+    if not (folder / "__init__.py").is_file():
+        raise ValueError(f"there is no template {template!r} in {HERE.name}")
+    core = Path(flykernels.__file__).parent
+    total = hashlib.sha256()
+    for root in (core, folder):
+        for file in sorted(root.rglob("*.py")):
+            data = file.read_bytes()
+            name = f"{root.name}/{file.relative_to(root).as_posix()}"
+            total.update(f"{name}\0{len(data)}\0".encode() + data)
+    return total.hexdigest()

@@ -1,0 +1,23 @@
+"""What happens to a sum before it is written: bias, activation, residual. Shared by all targets.
+
+Every function takes f32 Values (scalars or vectors) or Fragments, and gives the same back. Errors are those of
+`flykernels.lang.functions`. NaN stays NaN, and infinities give what ATen gives."""
+
+from __future__ import annotations
+
+from flykernels.dtypes import f32
+from flykernels.lang.functions import gelu, gelu_tanh, relu, silu
+
+ACTIVATION = {"none": lambda x: x, "relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+
+
+def activate(kind: str, x):
+    """One of problem.ACTIVATIONS of x."""
+    return ACTIVATION[kind](x)
+
+
+def finish(acc, bias=None, activation: str = "none", residual=None):
+    """activation(acc + bias) + residual, in f32; bias and residual of any float type, like acc or absent."""
+    out = acc if bias is None else acc + bias.to(f32)
+    out = activate(activation, out)
+    return out if residual is None else out + residual.to(f32)

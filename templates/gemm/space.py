@@ -1,0 +1,50 @@
+"""Which configurations are worth compiling for a problem, and why the others are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .problem import GemmProblem
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration to compile and measure; reason: what speaks for it."""
+
+    config: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What was not taken up, and the limit it runs into."""
+
+    config: Any
+    reason: str
+
+
+@dataclass
+class Space:
+    """kept: best guess first. dropped: in the order in which they were looked at."""
+
+    kept: list[Candidate] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+
+
+def candidates(problem: GemmProblem, target, threads: int = 1) -> Space:
+    """The few configurations to try on `target` (with up to `threads` threads, on a CPU).
+
+    Empty `kept` where the problem is not eligible, with that reason in `dropped`. ValueError for an unknown target."""
+    reason = problem.why_not(target)
+    if reason is not None:
+        return Space(dropped=[Dropped(None, reason)])
+    if target.name == "x86":
+        from . import space_x86
+
+        return space_x86.candidates(problem, target, threads)
+    if target.name == "gfx950":
+        from . import space_gfx950
+
+        return space_gfx950.candidates(problem, target)
+    raise ValueError(f"GEMM kernels exist for x86 and gfx950, not for {target.name}")
