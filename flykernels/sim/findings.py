@@ -1,4 +1,5 @@
-"""What the checker says: findings with a severity, and waivers that excuse a kind of finding in a kernel for a reason."""
+"""What the checker says: findings with a severity, and waivers that excuse a kind of finding in a kernel for a
+reason."""
 
 from __future__ import annotations
 

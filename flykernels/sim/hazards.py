@@ -18,7 +18,8 @@ from .program import BRANCH, END, Program, touched
 from .smem import sgpr_key
 
 AFTER_PASSES, VALU_TO_MATRIX = 4, 2
-# matrix cycles per instruction (rocm-libraries, "origami" hardware table; traces of an MI350X agree where they have them)
+# matrix cycles per instruction (rocm-libraries, "origami" hardware table; traces of an MI350X agree where they have
+# them)
 CYCLES = {
     "16x16x32_bf16": 16, "16x16x32_f16": 16, "32x32x16_bf16": 32, "32x32x16_f16": 32, "16x16x16_f16": 16,
     "16x16x16_bf16": 16, "32x32x8_f16": 32, "32x32x8_bf16": 32, "16x16x64_i8": 16, "32x32x32_i8": 32,

@@ -120,6 +120,7 @@ class Simulation:
         waivers: Iterable[Waiver] = (), block: Sequence[int] | None = None, shared_bytes: int = 0,
         outputs: Iterable[int] | None = None, budget: int = BUDGET, trace: Any = None,
     ):  # fmt: skip
+        self.loaded = loaded
         kernel = self.kernel = loaded.kernel
         self.grid = _three(grid, "grid", zero=True)
         self.block = _three(block or kernel.required_size or (kernel.workgroup_size,), "block")
@@ -187,8 +188,7 @@ class Simulation:
         while groups:
             waiting = self._to_barrier(groups, barriers)
             for w in waiting:
-                w.barriers = w.barriers + 1
-                w.pc += 1
+                w.pass_barrier()
             groups = self._merge(waiting)
         if self.check:
             self._same_barriers(barriers, ids)
@@ -237,7 +237,8 @@ class Simulation:
         return waiting
 
     def _run(self, g: Group, stop: int) -> list[Group]:
-        """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another group
+        """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another
+        group
         stands."""
         bound, hits, n = self.program.bound, self.hits, g.n
         trace = self.machine.trace

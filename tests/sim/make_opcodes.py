@@ -2,8 +2,10 @@
 
     python tests/sim/make_opcodes.py            (needs libLLVM >= 20 with AMDGPU, e.g. from the distribution)
 
-Each opcode is put into an encoding with telling register numbers, LLVM's disassembler prints it, and what it prints says
-which field each operand comes from and how many registers it covers. The table is data about the machine; the simulator's
+Each opcode is put into an encoding with telling register numbers, LLVM's disassembler prints it, and what it prints
+says
+which field each operand comes from and how many registers it covers. The table is data about the machine; the
+simulator's
 decoder reads it, and tests check the decoder by assembling what it prints.
 """
 
