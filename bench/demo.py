@@ -160,16 +160,16 @@ def _result_rows(report: Report, cold: dict[str, Any], warm: dict[str, Any]) -> 
 
 def _on_gfx950(folder: Path, progress: Progress) -> Iterator[dict[str, Any]]:
     """The model's GEMM shapes, in bf16, as gfx950 code objects."""
-    from flykernels.targets.gfx950 import gfx950
+    from flykernels.targets import gfx950
     from templates.gemm.build import build
     from templates.gemm.problem import GemmProblem
-    from templates.gemm.space_gfx950 import candidates
+    from templates.gemm.space import candidates
 
     shapes = dict.fromkeys((e.key.problem["m"], e.key.problem["n"], e.key.problem["k"]) for e in entries(folder))
     task = progress.add_task("gfx950 ", total=len(shapes), note="compiling")
     for m, n, k in shapes:
         problem = GemmProblem(n=n, k=k, dtype="bf16", out_dtype="bf16", b="col", bias="row", m_hint=m)
-        chosen = candidates(problem).kept[0]
+        chosen = candidates(problem, gfx950).kept[0]
         start = time.perf_counter()
         code = build(problem, chosen.config, gfx950)
         progress.update(task, advance=1, note=f"{n} x {k}")
