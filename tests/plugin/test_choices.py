@@ -163,7 +163,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_linear_and_activation_become_one_kernel(name, frozen, freezing):
     freezing(frozen)
-    layer, following = torch.nn.Linear(32, 48), torch.nn.Linear(48, 8)
+    layer, following = torch.nn.Linear(32, 48), torch.nn.Linear(48, 40)
 
     class Model(torch.nn.Module):
         def __init__(self):

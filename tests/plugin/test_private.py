@@ -77,6 +77,9 @@ def test_the_choices_factory_enters_the_cache_key(names):
 
 
 def test_register_lowering_and_lowerings_are_one_table(names):
+    from inductor_plugin import fusion
+
+    fusion._register()
     assert torch.ops.flykernels.fused_gemm.default in names.lowerings
     assert torch.ops.aten.permute.default in names.lowerings and torch.ops.aten.view.default in names.lowerings
 
