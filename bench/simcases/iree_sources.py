@@ -18,8 +18,12 @@ SCALED = """
 #s = affine_map<(m, n, k, l) -> (m, k)>
 #t = affine_map<(m, n, k, l) -> (n, k)>
 #o = affine_map<(m, n, k, l) -> (m, n)>
-func.func @f(%a: tensor<{M}x{G}x32xf4E2M1FN>, %b: tensor<{N}x{G}x32xf4E2M1FN>,
-             %sa: tensor<{M}x{G}xf8E8M0FNU>, %sb: tensor<{N}x{G}xf8E8M0FNU>) -> tensor<{M}x{N}xf32> {{
+func.func @f(%ab: tensor<{M}x{G}x16xi8>, %bb: tensor<{N}x{G}x16xi8>,
+             %sab: tensor<{M}x{G}xi8>, %sbb: tensor<{N}x{G}xi8>) -> tensor<{M}x{N}xf32> {{
+  %a = iree_tensor_ext.bitcast %ab : tensor<{M}x{G}x16xi8> -> tensor<{M}x{G}x32xf4E2M1FN>
+  %b = iree_tensor_ext.bitcast %bb : tensor<{N}x{G}x16xi8> -> tensor<{N}x{G}x32xf4E2M1FN>
+  %sa = iree_tensor_ext.bitcast %sab : tensor<{M}x{G}xi8> -> tensor<{M}x{G}xf8E8M0FNU>
+  %sb = iree_tensor_ext.bitcast %sbb : tensor<{N}x{G}xi8> -> tensor<{N}x{G}xf8E8M0FNU>
   %z = arith.constant 0.0 : f32
   %e = tensor.empty() : tensor<{M}x{N}xf32>
   %i = linalg.fill ins(%z : f32) outs(%e : tensor<{M}x{N}xf32>) -> tensor<{M}x{N}xf32>

@@ -31,7 +31,7 @@ class _Stages:
     chunk   bytes that a thread moves at a time
     along   the axis that is K"""
 
-    granule: int  # elements that are read from memory as one, from an aligned address
+    word: int  # bytes that the hardware's range check takes together
 
     def __init__(self, k: Kernel, source: View, tile: tuple, stages: int, swizzle: Swizzle, chunk: int, along: int):
         self.k, self.source, self.extent, self.stages, self.along = k, source, tile, stages, along
@@ -87,15 +87,16 @@ class _Stages:
         return self.k.once(key, make, uses)
 
     def _span(self, depth: int):
-        """Bytes from a tile's origin to the last chunk of it that holds an element, if K has `depth` left.
+        """Bytes from a tile's origin to the end of its last element, if K has `depth` left: the buffer's size.
 
-        Whole chunks: all of an aligned chunk may be read if one element may, since memory is mapped in pages."""
+        Chunks are checked word by word (LLVM, "User Guide for AMDGPU Backend", buffer resources), so the size is in
+        whole words: the aligned word that holds the last element may be read, since memory is mapped in pages."""
         counts = [
             depth if a == self.along else minimum(n, t) for a, (n, t) in enumerate(zip(self.source.shape, self.extent))
         ]
         wide = lambda x: x.to(i64) if isinstance(x, Value) else x
         far = sum(((wide(n) - 1) * wide(s) for n, s in zip(counts, self.source.stride)), 0)
-        whole = self.granule * self.dtype.bytes
+        whole = self.word
         return ((far + 1) * self.dtype.bytes + (whole - 1)) // whole * whole
 
     def _buffer(self, t):
@@ -159,10 +160,11 @@ class Ring(_Stages):
     unflatten(swizzle(e)); a swizzle is its own inverse. The source's last axis has stride 1, its rows start at
     multiples of `chunk` bytes."""
 
+    word = 4
+
     def __init__(self, k, source: View, tile, stages: int, swizzle=IDENTITY, chunk: int = 16, along: int = 1):
         if source.stride[1] != 1:
             raise TraceError(f"{source} has no contiguous last axis", "transpose the view, or use a CopiedRing")
-        self.granule = chunk // source.dtype.bytes
         super().__init__(k, source, tuple(tile), stages, swizzle, chunk, along)
 
     @property
@@ -186,10 +188,10 @@ class CopiedRing(_Stages):
     16 bytes of LDS are gathered by 8 loads and written at once. `fetch` starts a tile's loads and returns their
     registers, `put` writes them to the tile's stage; the compiler waits in between."""
 
+    word = 1
+
     def __init__(self, k, source: View, tile, stages: int, swizzle=IDENTITY, along: int = 1):
         super().__init__(k, source, tuple(tile), stages, swizzle, k.target.vector_bytes, along)
-
-    granule = 1  # elements are fetched one by one
 
     def fetch(self, t) -> tuple[Value, ...]:
         """The registers that tile `t` comes into: one vector a chunk."""

@@ -348,7 +348,15 @@ def _unary(op):
 
 rsqrt = _unary(lambda v: math.rsqrt(v.ssa, fastmath=FAST))
 sqrt = _unary(lambda v: math.sqrt(v.ssa, fastmath=FAST))
-exp2 = _unary(lambda v: math.exp2(v.ssa, fastmath=FAST))
+absolute = _unary(lambda v: math.absf(v.ssa))
+
+
+def exp2(x):
+    """2^x of a float Value or Fragment, by the target's own instruction where it has one (results below 2^-126: 0)."""
+    own = getattr(TARGET.get(None), "exp2", None)
+    return x.map(own or (lambda v: Value(math.exp2(v.ssa, fastmath=FAST), v.dtype, v.width)))
+
+
 reciprocal = _unary(
     lambda v: arith.divf(constant(1, v.dtype, v.width).ssa, v.ssa, fastmath=FAST)
 )  # `/` is exact, and long

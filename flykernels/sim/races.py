@@ -43,7 +43,7 @@ class Tickets:
         return np.arange(k, k + n, dtype=np.int32)
 
     def retire(self, tickets: np.ndarray, barriers: np.ndarray) -> None:
-        self.stamp[tickets] = barriers
+        self.stamp[tickets] = barriers if tickets.ndim == 1 else barriers[:, None]
 
 
 class Races:

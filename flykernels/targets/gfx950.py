@@ -59,6 +59,7 @@ class Gfx950(Gpu):
     )
     shared_bytes, max_workgroup = limits.shared_bytes, limits.max_workgroup
     vector_bytes, banks = limits.vector_bytes, limits.banks
+    least_alignment = 4  # bytes, of wider memory accesses: whether less is allowed is for a driver to say
     held_bytes = 128  # registers a thread may give to one held row, in bytes
 
     # Lanes that one turn of an LDS read serves together: the orders in which it may be (which one it is, only the
@@ -113,6 +114,16 @@ class Gfx950(Gpu):
 
     def exchange(self, k, v: Value, distance: int):
         return exchange(v, distance)
+
+    def exp2(self, v: Value) -> Value:
+        """v_exp_f32, element by element: LLVM's own exp2 would spend four more instructions on subnormal results."""
+        one = lambda x: Value(intrinsic("llvm.amdgcn.exp2.f32", mlir_type(f32), x.to(f32)), f32).to(v.dtype)
+        if v.width is None:
+            return one(v)
+        out = v
+        for i in range(v.width):
+            out = out.insert(i, one(v[i]))
+        return out
 
     # -- waits and barriers
     def barrier(self):
