@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gemm_harness import TORCH, check, guarded, kernel, launch, operands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from templates.gemm.arguments import scalar_values
 from templates.gemm.build import build, pack_b
 from templates.gemm.problem import ACTIVATIONS, DTYPES, LAYOUTS, GemmProblem
 from templates.gemm.space import candidates
+from tests.gemm.x86_case import TORCH, check, guarded, kernel, launch, operands
 
 
 def first(p: GemmProblem, threads: int = 1):
