@@ -97,9 +97,8 @@ def _even(k: int, most: int, multiple: int) -> int:
 
 
 def _config(p: GemmProblem, target, threads, family, rows, columns, k_block, pack_b=True) -> X86Config:
-    work = p.m_hint * p.n * p.k
-    threads = max(1, min(threads, work // WORK_PER_THREAD)) if not p.batched else threads
-    tile_m, tile_n = _tiles(p, threads, rows, columns)
+    worth = max(1, min(threads, p.m_hint * p.n * p.k // WORK_PER_THREAD))  # threads for one matrix
+    tile_m, tile_n = _tiles(p, worth, rows, columns)
     k_here = min(k_block, p.k)
     in_l2 = target.caches.l2 // 2 // (k_here * F32)
     return X86Config(
@@ -113,7 +112,7 @@ def _config(p: GemmProblem, target, threads, family, rows, columns, k_block, pac
         unroll=UNROLL,
         pack_a=family == "panel" and not (p.dtype == "f32" and p.a == "row"),
         pack_b=pack_b,
-        threads=threads,
+        threads=threads if p.batched else worth,  # how many matrices there are is not known here
     )
 
 
@@ -123,7 +122,7 @@ def _tiles(p: GemmProblem, threads: int, rows: int, columns: int) -> tuple[int, 
     M may turn out larger than hinted: then there are more tiles along M, none of them tiny."""
     up = lambda n, multiple: ceil(n / multiple) * multiple
     tile_m = up(min(max(p.m_hint, TILE_M_LEAST), TILE_M_MOST), rows)
-    if p.batched or threads == 1:
+    if threads == 1:
         return tile_m, up(p.n, columns)
     panels_n, panels_m = ceil(p.n / columns), ceil(p.m_hint / rows)
     even = lambda panels: panels / (ceil(panels / threads) * threads)  # part of the threads' time that is used

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gemm_harness import TORCH, check, guarded, kernel, launch, operands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from templates.gemm.build import build
 from templates.gemm.packing import pack_b
 from templates.gemm.problem import ACTIVATIONS, DTYPES, LAYOUTS, GemmProblem
 from templates.gemm.space import candidates
+from tests.gemm.x86_case import TORCH, check, guarded, kernel, launch, operands
 
 
 def first(p: GemmProblem, threads: int = 1):
