@@ -186,7 +186,7 @@ class View:
             return select(inside, view.read(arith.select(inside.ssa, pointer, view.pointer), width, alignment), zero)
 
         element = view._elements(k, tv, digits, elementwise)
-        if not elementwise and _whole(checks) and view._moves_whole(k, tv):
+        if not elementwise and _whole(checks):
             return read(_within(checks, 0), element(0), n, view._alignment(tv))
         out = constant(0, self.dtype, n)  # strided, badly aligned, or the edge cuts a vector
         for i in range(n):
@@ -198,7 +198,7 @@ class View:
         view = self._like(tv)
         checks = view._checks(k, tv, digits)
         element = view._elements(k, tv, digits, elementwise)
-        if not elementwise and _whole(checks) and view._moves_whole(k, tv):
+        if not elementwise and _whole(checks):
 
             @k.when(_within(checks, 0))
             def _():
@@ -328,10 +328,6 @@ class View:
         return replace(
             self, shape=shape, stride=stride, multiple=tv.tile[:missing] + self.multiple if self.multiple else ()
         )
-
-    def _moves_whole(self, k, tv) -> bool:
-        """Whether the target moves vectors as badly aligned as these may be."""
-        return tv.vector.size == 1 or self._alignment(tv) >= getattr(k.target, "least_alignment", 1)
 
     def _alignment(self, tv):
         """Bytes that every piece's address is a multiple of; back ends split what this is too small for."""
