@@ -215,30 +215,32 @@ class View:
         """The same view with its origin moved to `coord` (ints or Values of any integer type); all axes remain."""
         whole = (*coord, *(0 for _ in self.stride[len(coord) :]))
         offset = sum((_wide(c) * _wide(s) for c, s in zip(whole, self.stride)), 0)
-        return replace(self, pointer=advance(self.pointer, offset, self.dtype), alignment=self.dtype.bytes)
+        alignment = gcd(self.alignment, self.dtype.bytes)
+        return replace(self, pointer=advance(self.pointer, offset, self.dtype), alignment=alignment)
+
+    def recast(self, dtype: DType) -> View:
+        """What lies at the view's origin as a row of another type: LLVM loads an i32 better than a pair of bf16."""
+        return replace(self, dtype=dtype, shape=(1,), stride=(1,), multiple=())
 
     def get(self, *coord, width=None, count=None) -> Value:
         """The element at coord, or `width` neighbours along the last axis, whose stride is 1.
 
         count: only the first `count` (an int) of them may be touched; the others are zeros."""
-        pointer = self.at(*coord).pointer
+        at = self.at(*coord)
         if count is None or count == width:
-            return self.read(pointer, width, self.dtype.bytes)
+            return self.read(at.pointer, width, at.alignment)
         bits = _plain(self.dtype)
-        zeros = constant(0, bits, width).ssa
-        found = llvm.intr_masked_load(
-            mlir_type(bits, width), pointer, _first(count, width), self.dtype.bytes, pass_thru=zeros
-        )
+        kind, zeros = mlir_type(bits, width), constant(0, bits, width).ssa
+        found = llvm.intr_masked_load(kind, at.pointer, _first(count, width), at.alignment, pass_thru=zeros)
         return Value(found, bits, width).bitcast(self.dtype, width)
 
     def put(self, value: Value, *coord, count=None):
         """Writes one element or a vector at coord; count: only its first `count` (an int) elements."""
-        pointer = self.at(*coord).pointer
+        at, bits = self.at(*coord), value.bitcast(_plain(self.dtype), value.width)
         if count is None or count == value.width:
-            self.write(pointer, value, self.dtype.bytes)
+            self.write(at.pointer, bits, at.alignment)
         else:
-            bits = value.bitcast(_plain(self.dtype), value.width)
-            llvm.intr_masked_store(bits.ssa, pointer, _first(count, value.width), self.dtype.bytes)
+            llvm.intr_masked_store(bits.ssa, at.pointer, _first(count, value.width), at.alignment)
 
     def read(self, pointer, width, alignment) -> Value:
         """A load of `width` elements (None: one scalar) at an LLVM pointer; alignment in bytes."""
@@ -418,7 +420,7 @@ def _wide(x):
 
 
 def _plain(dtype):
-    """What moves under a mask: LLVM takes vectors of 16-bit floats apart by way of f32, and needs a library for it."""
+    """What moves: under a mask LLVM takes vectors of 16-bit floats apart by way of f32, and needs a library for it."""
     return i16 if dtype.is_float and dtype.bits == 16 else dtype
 
 

@@ -3,9 +3,11 @@
     kernel = load(code)                       # a CodeObject, once
     kernel(a, b, c, m, *strides)              # pointers and scalars as `code.arguments` lists them
     call = kernel.bind(*strides)              # the trailing scalars fixed: call(a, b, c, m)
+    call = kernel.bind(m, *strides, keep_gil=True)    # for a call of some microseconds: call(a, b, c)
 
 Threads are libgomp's: those of the library that torch has loaded, so there is one pool. The GIL is released during a
-call, and workspace belongs to the calling Python thread, so that several may run one kernel at a time.
+call, and workspace belongs to the calling Python thread, so that several may run one kernel at a time; not so with
+`keep_gil`, which goes without ctypes and takes a fraction of its time.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from ..codeobject import CodeObject
 from .elf import ElfError, Image
 
 POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")  # in the order of the object's table
-POOL_SYMBOL = "flykernels_pool"
+POOL_SYMBOL, PYTHON_SYMBOL = "flykernels_pool", "flykernels_python"
+PYTHON = ("PyLong_AsLongLong", "PyErr_Occurred", "PyErr_BadArgument", "Py_IncRef")  # then None itself
 KINDS = {"pointer": ctypes.c_void_p, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
 C_LIBRARY = ("memcpy", "memset", "memmove")  # what LLVM may call of its own accord
 LINE = 64  # bytes: alignment of workspace
@@ -49,8 +52,9 @@ def thread_pool() -> dict[str, int]:
 def _openmp_libraries():
     """Where to look, best first. A lookup through libtorch_cpu finds the very library that torch itself calls."""
     torch = sys.modules.get("torch")
-    if torch is not None and getattr(torch, "__file__", None):
-        yield str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    file = getattr(torch, "__file__", None)
+    if file:
+        yield str(Path(file).parent / "lib" / "libtorch_cpu.so")
     yield from ("libgomp.so.1", "libiomp5.so", "libomp.so.5")
 
 
@@ -77,6 +81,29 @@ class _Workspace(threading.local):
 _workspace = _Workspace()
 
 
+class _Method(ctypes.Structure):
+    """CPython's PyMethodDef, of its stable ABI."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+METH_FASTCALL = 0x80
+_new_function = ctypes.pythonapi.PyCFunction_NewEx
+_new_function.argtypes = (ctypes.POINTER(_Method), ctypes.py_object, ctypes.c_void_p)
+_new_function.restype = ctypes.py_object
+
+
+class _Bound(int):
+    """Address of a block of scalars; what a bound function holds on to, and through it all that it needs."""
+
+    keeps: tuple
+
+
 class HostKernel:
     """A loaded kernel.
 
@@ -87,11 +114,11 @@ class HostKernel:
     """
 
     def __init__(self, code: CodeObject, image: Image, threads: int):
-        self.code, self.threads = code, threads
+        self.code, self.image, self.threads = code, image, threads
         self.workspace_bytes = code.workspace_for({})  # for each thread
         kinds = [KINDS[a.kind] for a in code.arguments]
         self.call = ctypes.CFUNCTYPE(None, *kinds, ctypes.c_void_p, ctypes.c_int32)(image.symbols[code.entry])
-        self.call.image = image  # the code lives as long as anyone can call it
+        self.call.image = image  # type: ignore[attr-defined]  # the code lives as long as anyone can call it
 
     def __call__(self, *arguments, threads: int | None = None) -> None:
         """Runs the kernel on `arguments`: addresses (ints) and numbers, as `code.arguments` lists them."""
@@ -107,8 +134,18 @@ class HostKernel:
             return None
         return _workspace.pointer if _workspace.bytes >= size else _workspace.grow(size)
 
-    def bind(self, *trailing, threads: int | None = None) -> Callable[..., None]:
-        """A function of the leading arguments: the last len(trailing) ones are fixed. Checks nothing, for speed."""
+    def bind(self, *trailing, threads: int | None = None, keep_gil: bool = False) -> Callable[..., None]:
+        """A function of the leading arguments: the last len(trailing) ones are fixed. Checks no addresses.
+
+        keep_gil: other Python threads wait during the call; for calls far below sys.getswitchinterval(). The function
+        then takes all pointers and, if it is an i64 and not fixed, the first scalar. Where that is impossible (scalars
+        before pointers, a free-threaded Python) the function is an ordinary one. TypeError for too many arguments."""
+        if len(trailing) > len(self.code.arguments):
+            raise TypeError(f"{self.code.entry} takes {len(self.code.arguments)} arguments, not {len(trailing)}")
+        if keep_gil:
+            quick = self._quick(trailing, self._threads(threads))
+            if quick is not None:
+                return quick
         threads, call, space = self._threads(threads), self.call, _workspace
         size = self.workspace_bytes * threads
         fixed = (
@@ -122,6 +159,27 @@ class HostKernel:
             call(*leading, *fixed, space.pointer if space.bytes >= size else space.grow(size), threads)
 
         return bound
+
+    def _quick(self, trailing, threads: int) -> Callable[..., None] | None:
+        """The object's own Python function, bound to a block of its scalars; None where it does not fit."""
+        kinds = [a.kind for a in self.code.arguments]
+        pointers = kinds.count("pointer")
+        missing = len(kinds) - pointers - len(trailing)
+        fits = kinds[:pointers] == ["pointer"] * pointers and (
+            missing == 0 or (missing == 1 and kinds[pointers] == "i64")
+        )
+        address = self.image.symbols.get(self.code.entry.replace("_mlir_", "_python_", 1))
+        if not fits or address is None or not getattr(sys, "_is_gil_enabled", lambda: True)():
+            return None
+        formats = {"i32": "<i4x", "i64": "<q", "f32": "<f4x"}
+        slots = [struct.pack(formats[k], v) for k, v in zip(kinds[pointers:], (0,) * missing + trailing, strict=True)]
+        space = ctypes.create_string_buffer(self.workspace_bytes * threads + LINE)
+        aligned = -(-ctypes.addressof(space) // LINE) * LINE
+        block = ctypes.create_string_buffer(b"".join((*slots, struct.pack("<Qi4x", aligned, threads))))
+        method = _Method(self.code.entry.encode(), address, METH_FASTCALL, None)
+        bound = _Bound(ctypes.addressof(block))
+        bound.keeps = (self.call, block, space, method)
+        return _new_function(ctypes.byref(method), bound, None)
 
     def _threads(self, wanted: int | None) -> int:
         return min(self.threads, max(1, wanted)) if wanted is not None and not thread_pool() else wanted or self.threads
@@ -143,6 +201,8 @@ def load(code: CodeObject) -> HostKernel:
     try:
         image = Image(code.binary, address)
         image.write(POOL_SYMBOL, struct.pack(f"<{len(POOL)}Q", *(pool.get(name, 0) for name in POOL)))
+        python = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in PYTHON]
+        image.write(PYTHON_SYMBOL, struct.pack(f"<{len(PYTHON) + 1}Q", *python, id(None)))
         if code.entry not in image.symbols:
             raise ElfError(f"the object has no symbol {code.entry!r}")
         image.seal()
