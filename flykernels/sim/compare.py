@@ -1,4 +1,5 @@
-"""Comparisons, selects, carries, wide multiplies and division steps: vector ALU instructions with masks or several results.
+"""Comparisons, selects, carries, wide multiplies and division steps: vector ALU instructions with masks or several
+results.
 
 Semantics: CDNA3 ISA reference, VOPC and VOP3 chapters. `v_div_scale`/`v_div_fmas` disagree between ISA editions on the
 rescaling; here it is the rule under which a division comes out right at both ends of the range (2^64 or 2^-64).

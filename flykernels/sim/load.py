@@ -46,8 +46,8 @@ def load(what: CodeObject | bytes | str | os.PathLike, entry: str | None = None)
     if isinstance(what, (bytes, bytearray, memoryview)):
         from .elf import read
 
-        code, kernels, data = read(bytes(what))
-        return Loaded(code, choose(kernels, entry), data)
+        code, kernels, segments = read(bytes(what))
+        return Loaded(code, choose(kernels, entry), segments)
     if isinstance(what, str):
         code = parse(what)
         return Loaded(code, choose(kernels_of_text(what, code.labels), entry), [])

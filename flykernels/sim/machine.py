@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,12 @@ class Machine:
         self.instructions, self.memory, self.collector = instructions, memory, collector
         self.register_name = register_name
         self.check, self.poison = True, True
-        self.trace = None
+        self.trace: Any = None
         self.delayed: tuple[int, int] | None = None
         self.delay_mode = False
         self.operations: dict[int, int] = {}
+        self.operation_log: dict[int, list[int]] | None = None
+        self.wave_order: list[int] | None = None
         self.lds_bytes = self.lds_stride = 0
         self.granule = 4
         self.races: Races | None = None
@@ -66,7 +69,13 @@ class Machine:
         wave = int(g.waves[0])
         number = self.operations.get(wave, 0)
         self.operations[wave] = number + 1
+        if self.operation_log is not None:
+            self.operation_log.setdefault(wave, []).append(g.pc)
         return self.delayed == (wave, number)
+
+    def order(self, waves: int) -> list[int]:
+        """The order in which delay mode runs a workgroup's waves between barriers."""
+        return self.wave_order if self.wave_order is not None else list(range(waves))
 
     # -- findings
     def report(self, kind: str, message: str, g: Group, lanes: np.ndarray | None = None) -> None:
@@ -90,7 +99,8 @@ class Machine:
         me, he = int(g.local[row]), other_wave % each
         self.collector.add(
             kind,
-            f"wave {me} {verb} wave {he} {did} at {there.where} ({there.text}): LDS bytes {low} to {high}, {rule}; {when}",
+            f"wave {me} {verb} wave {he} {did} at {there.where} ({there.text}): LDS bytes {low} to {high}, {rule}; "
+            f"{when}",
             self.instructions[pc], pc, other_pc,
             workgroup=self.group_ids[int(g.workgroup[row])], waves=(me, he),
             other=f"{there.where}: {there.text}" + (f" at {there.source}" if there.source else ""),

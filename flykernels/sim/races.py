@@ -1,10 +1,13 @@
 """Who may touch LDS when: a happens-before checker for waves, barriers and waits.
 
-`s_barrier` orders waves, not memory. Let bc(v) be the barriers that wave v has executed. An access X of wave w *retires* at
-the s_waitcnt that covers it (vmcnt for direct loads, lgkmcnt for ds_ instructions) with stamp c(X) = bc(w); until then its
+`s_barrier` orders waves, not memory. Let bc(v) be the barriers that wave v has executed. An access X of wave w
+*retires* at
+the s_waitcnt that covers it (vmcnt for direct loads, lgkmcnt for ds_ instructions) with stamp c(X) = bc(w); until
+then its
 stamp is infinite. For a conflicting access Y issued by another wave v: X happens before Y if and only if c(X) < bc(v).
 Within one wave X must have retired, except that LDS instructions are in order among themselves. This holds for any
-interleaving of the waves, so a run in any order finds every race of the executed path, staggered groups of waves included.
+interleaving of the waves, so a run in any order finds every race of the executed path, staggered groups of waves
+included.
 """
 
 from __future__ import annotations
@@ -46,6 +49,34 @@ class Tickets:
         self.stamp[tickets] = barriers if tickets.ndim == 1 else barriers[:, None]
 
 
+class Place:
+    """Where an access of a group lies in LDS, worked out once for addresses that come again (a loop's, mostly).
+
+    at       [n, 64] byte addresses in the workgroup's LDS; `mask` the lanes that take part, None for all
+    granule  [n, m] granules touched; `lanes` [n, m] which count, None for all
+    """
+
+    __slots__ = ("all_readers", "at", "granule", "lanes", "mask", "raw", "readers", "where", "writers")
+
+    def __init__(
+        self, g, at: np.ndarray, mask: np.ndarray | None, size: int, granule: int, races: Races | None, stride
+    ):
+        self.at, self.mask, self.raw = at, mask, None
+        self.where = at + (g.workgroup * stride)[:, None]
+        if races is None:
+            return
+        if size <= granule:
+            found = at // granule
+        else:
+            found = ((at[:, :, None] + np.arange(0, size, granule)) // granule).reshape(len(at), -1)
+        self.granule = found
+        self.lanes = None if mask is None else np.repeat(mask, found.shape[1] // at.shape[1], axis=1)
+        self.writers = found + (g.workgroup * races.granules)[:, None]
+        self.readers = found + (g.waves * races.granules)[:, None]
+        waves = races.waves_of[g.workgroup]
+        self.all_readers = found[:, None, :] + (waves * races.granules)[:, :, None]
+
+
 class Races:
     """The last writer and each wave's last read of every granule of LDS.
 
@@ -64,23 +95,19 @@ class Races:
         self.first_wave = waves_of[:, 0]
         self.each = each
 
-    def read(self, g, granule: np.ndarray, lanes: np.ndarray | None, pc: int) -> np.ndarray:
-        """Waves of group g read granules [n, m] (LDS of their workgroup; `lanes` [n, m] says which count)."""
-        flat = granule + (g.workgroup * self.granules)[:, None]
-        if lanes is not None:
-            flat = np.where(lanes, flat, flat[:, :1] if lanes[:, :1].all() else 0)
-        ticket = self.writer[flat]
-        late = self.tickets.stamp[ticket] >= g.barriers[:, None].astype(np.int32)
-        if lanes is not None:
-            late &= lanes
+    def read(self, g, p: Place, pc: int) -> np.ndarray:
+        """Waves of group g read the granules of a place."""
+        ticket = self.writer.take(p.writers)
+        late = self.tickets.stamp.take(ticket) >= g.barriers32[:, None]
+        if p.lanes is not None:
+            late &= p.lanes
         if late.any():
-            self._judge_read(g, granule, ticket, late, pc)
+            self._judge_read(g, p.granule, ticket, late, pc)
         mine = self.tickets.issue(g.waves, DS, pc)
-        slot = granule + (g.waves * self.granules)[:, None]
-        if lanes is None:
-            self.reader[slot] = mine[:, None]
+        if p.lanes is None:
+            self.reader[p.readers] = mine[:, None]
         else:
-            self.reader[slot[lanes]] = np.broadcast_to(mine[:, None], slot.shape)[lanes]
+            self.reader[p.readers[p.lanes]] = np.broadcast_to(mine[:, None], p.readers.shape)[p.lanes]
         return mine
 
     def _judge_read(self, g, granule, ticket, late, pc) -> None:
@@ -93,16 +120,12 @@ class Races:
         if own.any():
             self._tell(g, own, granule, ticket, pc, "lds-in-flight", "reads LDS that", "loads into", "own direct load")
 
-    def write(self, g, granule: np.ndarray, lanes: np.ndarray | None, pc: int, kind: int) -> np.ndarray:
-        """Waves of group g write granules [n, m]."""
-        t = self.tickets
-        flat = granule + (g.workgroup * self.granules)[:, None]
-        if lanes is not None:
-            flat = np.where(lanes, flat, 0)
-        ticket = self.writer[flat]
-        stamps = t.stamp[ticket]
-        bars = g.barriers.astype(np.int32)
-        late = stamps >= bars[:, None]
+    def write(self, g, p: Place, pc: int, kind: int) -> np.ndarray:
+        """Waves of group g write the granules of a place."""
+        t, lanes, granule = self.tickets, p.lanes, p.granule
+        ticket = self.writer.take(p.writers)
+        stamps = t.stamp.take(ticket)
+        late = stamps >= g.barriers32[:, None]
         if lanes is not None:
             late &= lanes
         if late.any():
@@ -115,18 +138,13 @@ class Races:
             own = late & ~other & (stamps == NEVER) & (t.kind[ticket] != kind)
             if own.any():
                 self._tell(g, own, granule, ticket, pc, "lds-in-flight", "writes LDS that", "writes", "own, other path")
-        # readers: every wave of the workgroup, [n, waves, m]
-        waves = self.waves_of[g.workgroup]
-        slot = granule[:, None, :] + (waves * self.granules)[:, :, None]
-        if lanes is not None:
-            slot = np.where(lanes[:, None, :], slot, 0)
-        reads = self.reader[slot]
-        stamps = t.stamp[reads]
-        late = stamps >= bars[:, None, None]
+        reads = self.reader.take(p.all_readers)  # every wave of the workgroup: [n, waves, m]
+        stamps = t.stamp.take(reads)
+        late = stamps >= g.barriers32[:, None, None]
         if lanes is not None:
             late &= lanes[:, None, :]
         if late.any():
-            own = (waves == g.waves[:, None])[:, :, None]
+            own = (self.waves_of[g.workgroup] == g.waves[:, None])[:, :, None]
             late &= np.where(own, (stamps == NEVER) & (kind == DIRECT), True)
             for k in np.flatnonzero(late.any((0, 2))):
                 self._tell(
@@ -135,16 +153,20 @@ class Races:
                 )  # fmt: skip
         mine = t.issue(g.waves, kind, pc)
         if lanes is None:
-            self.writer[flat] = mine[:, None]
+            self.writer[p.writers] = mine[:, None]
+            clash = self.writer.take(p.writers) != mine[:, None]
         else:
-            self.writer[flat[lanes]] = np.broadcast_to(mine[:, None], flat.shape)[lanes]
+            self.writer[p.writers[lanes]] = np.broadcast_to(mine[:, None], p.writers.shape)[lanes]
+            clash = (self.writer.take(p.writers) != mine[:, None]) & lanes
+        if clash.any():  # two waves of the group wrote one granule in the same step
+            now = self.writer.take(p.writers)
+            self._tell(g, clash, granule, now, pc, "lds-race", "overwrites LDS that", "writes", "write after write")
         return mine
 
-    def unwritten(self, g, granule: np.ndarray, lanes: np.ndarray | None) -> np.ndarray:
+    def unwritten(self, p: Place) -> np.ndarray:
         """[n, m] granules never written in this workgroup's life."""
-        flat = granule + (g.workgroup * self.granules)[:, None]
-        never = self.writer[flat if lanes is None else np.where(lanes, flat, 0)] == 0
-        return never if lanes is None else never & lanes
+        never = self.writer.take(p.writers) == 0
+        return never if p.lanes is None else never & p.lanes
 
     def _tell(self, g, bad, granule, ticket, pc, kind, verb, did, rule) -> None:
         t = self.tickets

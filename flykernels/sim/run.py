@@ -120,6 +120,8 @@ class Simulation:
         waivers: Iterable[Waiver] = (), block: Sequence[int] | None = None, shared_bytes: int = 0,
         outputs: Iterable[int] | None = None, budget: int = BUDGET, trace: Any = None,
     ):  # fmt: skip
+        self.loaded = loaded
+        self.program: Program
         kernel = self.kernel = loaded.kernel
         self.grid = _three(grid, "grid", zero=True)
         self.block = _three(block or kernel.required_size or (kernel.workgroup_size,), "block")
@@ -187,8 +189,7 @@ class Simulation:
         while groups:
             waiting = self._to_barrier(groups, barriers)
             for w in waiting:
-                w.barriers = w.barriers + 1
-                w.pc += 1
+                w.pass_barrier()
             groups = self._merge(waiting)
         if self.check:
             self._same_barriers(barriers, ids)
@@ -199,7 +200,8 @@ class Simulation:
             counts = each[k]
             few, many = int(counts.argmin()), int(counts.argmax())
             self.collector.add(
-                "barrier-divergence", f"wave {few} ended after {counts[few]} barriers, wave {many} after {counts[many]}",
+                "barrier-divergence", f"wave {few} ended after {counts[few]} barriers, "
+                f"wave {many} after {counts[many]}",
                 workgroup=ids[k], waves=(few, many),
             )  # fmt: skip
 
@@ -237,7 +239,8 @@ class Simulation:
         return waiting
 
     def _run(self, g: Group, stop: int) -> list[Group]:
-        """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another group
+        """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another
+        group
         stands."""
         bound, hits, n = self.program.bound, self.hits, g.n
         trace = self.machine.trace
@@ -278,7 +281,7 @@ class Simulation:
                         return [g.take(np.flatnonzero(taken), b.target), g.take(np.flatnonzero(~taken), pc + 1)]
                     else:
                         pc += 1
-            elif kind == BARRIER or kind == END:
+            elif kind in (BARRIER, END):
                 g.pc = pc
                 self.left = left
                 return [g]
