@@ -20,10 +20,12 @@ class Waves:
 
 
 def kernel(k, p, c):
-    k.args(x=Global(bf16, ("m",)), y=Global(f32, ("m",)), m=i32)
+    _, y, _ = k.args(x=Global(bf16, ("m",)), y=Global(f32, ("m",)), m=i32)
     board = k.shared(f32, Layout.compact(256))
     board.write(advance(board.pointer, k.thread, f32), constant(1.0, f32), 4)
     k.barrier()
+    neighbour = board.read(advance(board.pointer, k.thread ^ 1, f32), None, 4)
+    y.write(advance(y.pointer, k.thread, f32), neighbour, 4)
 
 
 @pytest.fixture(scope="module")
