@@ -155,7 +155,7 @@ class Layout:
                 reach[i] += (take - 1) * d
                 uneven = n % take or (n > 1 and d and size % d) or reach[i] >= size
                 if uneven and not last:
-                    raise LayoutError(f"{self!r} cannot be walked {asked}: it steps unevenly over a mode of size {size}")
+                    raise LayoutError(f"{self!r} cannot be walked {asked}: it steps unevenly over a mode of {size}")
                 if take > 1:
                     out.append((take, step * d))
                 n, d = n // take, 1
