@@ -84,12 +84,16 @@ def require_gfx950(target: str) -> None:
         raise BadCodeObject(f"code for {arch}: this simulator runs gfx950 only; compile for gfx950")
 
 
-def kernels_of_text(text: str, labels: dict[str, int]) -> dict[str, KernelInfo]:
-    """The kernels of an assembly text, from its .amdhsa_kernel blocks and its .amdgpu_metadata."""
+def check_text(text: str) -> None:
+    """BadCodeObject unless a text is gfx950 assembly."""
     target = re.search(r'\.amdgcn_target\s+"([^"]+)"', text) or re.search(r"amdhsa\.target:\s*(\S+)", text)
     if target is None:
         raise BadCodeObject("the text names no target (.amdgcn_target): not AMDGPU assembly")
     require_gfx950(target[1])
+
+
+def kernels_of_text(text: str, labels: dict[str, int]) -> dict[str, KernelInfo]:
+    """The kernels of an assembly text, from its .amdhsa_kernel blocks and its .amdgpu_metadata."""
     found: dict[str, KernelInfo] = {}
     metadata = kernels_of_metadata(text)
     for m in re.finditer(r"^\s*\.amdhsa_kernel\s+(\S+)\n(.*?)^\s*\.end_amdhsa_kernel", text, re.M | re.S):

@@ -49,7 +49,9 @@ amdhsa.target: amdgcn-amd-amdhsa--gfx950
 """
 
 
-POINTER = "s_load_dwordx2 s[4:5], s[0:1], 0x0\ns_waitcnt lgkmcnt(0)\nv_lshlrev_b32 v1, 2, v0\n"  # v1: 4 bytes a work-item
+POINTER = (
+    "s_load_dwordx2 s[4:5], s[0:1], 0x0\ns_waitcnt lgkmcnt(0)\nv_lshlrev_b32 v1, 2, v0\n"  # v1: 4 bytes a work-item
+)
 
 
 def run(body: str, args, **options):
