@@ -203,8 +203,9 @@ def _div_fixup(i: Instruction, b: Binder) -> Callable[[Group], None]:
         invalid = ((d == 0) & (n == 0)) | (np.isinf(d) & np.isinf(n))
         result = np.select(
             [np.isnan(n), np.isnan(d), invalid, (d == 0) | np.isinf(n), np.isinf(d) | (n == 0),
-             _exponent(n) - _exponent(d) < -150, _exponent(d) == 255],
-            [n, d, F32(np.nan), sign * F32(np.inf), sign * F32(0), sign * F32(0), sign * F32(np.inf)],
+             _exponent(n) - _exponent(d) < -150, _exponent(d) == 255, np.isnan(q)],
+            [n, d, F32(np.nan), sign * F32(np.inf), sign * F32(0), sign * F32(0), sign * F32(np.inf),
+             sign * F32(np.inf)],
             np.copysign(np.abs(q), sign),
         )  # fmt: skip
         write(g, result)

@@ -107,7 +107,7 @@ def _follow(program: Program, facts, need: _Need, start: int, collector: Collect
                 names = ", ".join(program.registers.name(r) for r in sorted(clash)[:4])
                 collector.add(
                     "mfma-hazard",
-                    f"touches {names} {passed} wait states after {first.where}: {first.text}; {need.states} are needed: "
+                    f"touches {names} {passed} wait states after {first.where}: {first.text}; {need.states} needed: "
                     f"add s_nop {need.states - passed - 1}",
                     i, at, need.source,
                 )  # fmt: skip

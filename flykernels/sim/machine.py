@@ -99,7 +99,8 @@ class Machine:
         me, he = int(g.local[row]), other_wave % each
         self.collector.add(
             kind,
-            f"wave {me} {verb} wave {he} {did} at {there.where} ({there.text}): LDS bytes {low} to {high}, {rule}; {when}",
+            f"wave {me} {verb} wave {he} {did} at {there.where} ({there.text}): LDS bytes {low} to {high}, {rule}; "
+            f"{when}",
             self.instructions[pc], pc, other_pc,
             workgroup=self.group_ids[int(g.workgroup[row])], waves=(me, he),
             other=f"{there.where}: {there.text}" + (f" at {there.source}" if there.source else ""),

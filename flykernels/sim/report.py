@@ -104,7 +104,8 @@ class Report:
         out = [
             f"{self.kernel}: one workgroup recorded; all times are simulated",
             f"  instructions       {sum(self.mix.values())} ({mix})",
-            f"  occupancy          {o.workgroups} workgroups a unit, {o.waves_a_simd:g} waves a SIMD (limit: {o.limit})",
+            f"  occupancy          {o.workgroups} workgroups a unit, {o.waves_a_simd:g} waves a SIMD "
+            f"(limit: {o.limit})",
             f"  cycles, simulated  {t['middle'].cycles:.0f} (band {t['low'].cycles:.0f} to {t['high'].cycles:.0f})",
             f"  matrix units busy  {100 * self.matrix_busy:.1f}% simulated "
             f"({100 * t['high'].matrix_busy:.1f} to {100 * t['low'].matrix_busy:.1f}%)",

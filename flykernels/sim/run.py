@@ -121,6 +121,7 @@ class Simulation:
         outputs: Iterable[int] | None = None, budget: int = BUDGET, trace: Any = None,
     ):  # fmt: skip
         self.loaded = loaded
+        self.program: Program
         kernel = self.kernel = loaded.kernel
         self.grid = _three(grid, "grid", zero=True)
         self.block = _three(block or kernel.required_size or (kernel.workgroup_size,), "block")
@@ -199,7 +200,8 @@ class Simulation:
             counts = each[k]
             few, many = int(counts.argmin()), int(counts.argmax())
             self.collector.add(
-                "barrier-divergence", f"wave {few} ended after {counts[few]} barriers, wave {many} after {counts[many]}",
+                "barrier-divergence", f"wave {few} ended after {counts[few]} barriers, "
+                f"wave {many} after {counts[many]}",
                 workgroup=ids[k], waves=(few, many),
             )  # fmt: skip
 
@@ -279,7 +281,7 @@ class Simulation:
                         return [g.take(np.flatnonzero(taken), b.target), g.take(np.flatnonzero(~taken), pc + 1)]
                     else:
                         pc += 1
-            elif kind == BARRIER or kind == END:
+            elif kind in (BARRIER, END):
                 g.pc = pc
                 self.left = left
                 return [g]

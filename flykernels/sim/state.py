@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class Pending:
     ticket: np.ndarray | None = None
     holds: int = 1
     pc: int = -1
-    extra: object = None
+    extra: Any = None
 
     def take(self, index: np.ndarray) -> Pending:
         """The same operation for some of the waves."""

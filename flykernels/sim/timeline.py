@@ -33,7 +33,7 @@ def spans(report: Report, machine: Machine950 | None = None) -> list[tuple[int, 
     timing = run_together(report.recorder, 1, machine, events=True)
     out: list[tuple[int, str, float, float]] = []
     last: dict[int, float] = {}
-    for wave, pc, start, length, kind in sorted(timing.events, key=lambda e: (e[0], e[2])):
+    for wave, _, start, length, kind in sorted(timing.events, key=lambda e: (e[0], e[2])):
         if kind == "wait":
             since = last.get(wave, 0.0)
             if start > since:

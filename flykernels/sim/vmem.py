@@ -333,14 +333,14 @@ class _Landing:
 
 
 def _retire_direct(g: Group, p: Pending) -> None:
-    races = p.extra.machine.races  # type: ignore[attr-defined]
+    races = p.extra.machine.races
     if p.ticket is not None and races is not None:
         races.tickets.retire(p.ticket, g.barriers)
 
 
 def _land_direct(g: Group, p: Pending) -> None:
     assert p.slot is not None and p.data is not None
-    scatter(p.extra.machine, p.slot, p.width, p.data, p.mask)  # type: ignore[attr-defined]
+    scatter(p.extra.machine, p.slot, p.width, p.data, p.mask)
     _retire_direct(g, p)
 
 

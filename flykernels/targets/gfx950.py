@@ -40,7 +40,8 @@ class Gfx950(Gpu):
     """The target object: limits, matrix atoms, the instructions the language needs, and `compile`."""
 
     name, lanes = "gfx950", 64
-    module_target = '#rocdl.target<O=3, chip="gfx950">'
+    # LLVM would count on wide accesses at any address, which the driver may allow or not; so it is told not to.
+    module_target = '#rocdl.target<O=3, chip="gfx950", features="-unaligned-access-mode">'
     limits = GpuLimits(
         lanes=64,
         max_workgroup=1024,
@@ -59,7 +60,6 @@ class Gfx950(Gpu):
     )
     shared_bytes, max_workgroup = limits.shared_bytes, limits.max_workgroup
     vector_bytes, banks = limits.vector_bytes, limits.banks
-    least_alignment = 4  # bytes, of wider memory accesses: whether less is allowed is for a driver to say
     held_bytes = 128  # registers a thread may give to one held row, in bytes
 
     # Lanes that one turn of an LDS read serves together: the orders in which it may be (which one it is, only the

@@ -89,7 +89,7 @@ def candidates():
             yield "DS", op, two(0b110110 << 26 | op << 17, d << 24 | y << 16 | x << 8 | a), used
     for seg, name in ((0, "FLAT"), (1, "SCRATCH"), (2, "GLOBAL")):
         for op in range(128):
-            saddr = 0x7F if name != "SCRATCH" else S["b"]
+            saddr = {"FLAT": 0, "GLOBAL": 0x7F, "SCRATCH": S["b"]}[name]
             raw = two(0b110111 << 26 | op << 18 | seg << 14, V["d"] << 24 | saddr << 16 | V["x"] << 8 | V["a"])
             yield name, op, raw, "dxa"
             yield (
