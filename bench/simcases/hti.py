@@ -57,9 +57,7 @@ def gemm_hti(k: Kernel, p: HtiProblem, cfg: HtiConfig):
     row, column = k.workgroup_id(0), k.workgroup_id(1)
     mma = TiledMma(k, k.target.mma_bf16, cfg.waves, cfg.repeat)  # one quadrant
     ring = {
-        f"{name}{h}": Ring(
-            k, view.tile((cfg.half,), block * 2 + h), (cfg.half, cfg.tile_k), cfg.stages, cfg.swizzle
-        )
+        f"{name}{h}": Ring(k, view.tile((cfg.half,), block * 2 + h), (cfg.half, cfg.tile_k), cfg.stages, cfg.swizzle)
         for name, view, block in (("A", a, row), ("B", b, column))
         for h in (0, 1)
     }

@@ -278,7 +278,9 @@ def test_disabled_and_not_asked_for(seen):
     import inductor_plugin
 
     a, b = torch.randn(8, 8), torch.randn(8, 8)
-    out, code = run_and_get_code(torch.compile(mm, options={"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}), a, b)
+    out, code = run_and_get_code(
+        torch.compile(mm, options={"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}), a, b
+    )
     assert not ours_ran(code)
     inductor_plugin.disable()
     torch._dynamo.reset()

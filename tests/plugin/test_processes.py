@@ -13,7 +13,7 @@ import torch
 
 from inductor_plugin.counters import counters
 
-from .conftest import compile_with, ours_ran, run_and_get_code
+from .conftest import compile_with, run_and_get_code
 
 ROOT = Path(__file__).parents[2]
 
