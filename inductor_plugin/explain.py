@@ -1,4 +1,4 @@
-"""Why, for one operation and shapes: eligible or not, which candidates and why, what won and where that is known from."""
+"""For one operation and shapes: eligible or why not, which candidates and why, what won and where that is known from."""
 
 from __future__ import annotations
 
