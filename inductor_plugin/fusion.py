@@ -1,8 +1,9 @@
 """A matrix product and what follows it (bias, activation, residual) as one more candidate.
 
 After Inductor's own post-grad passes, each such chain's result `y` is replaced by
-`flykernels::fused_gemm(y, x, w, ...)`, whose lowering either builds one kernel from x and w, or hands `y` through untouched. Nothing is lost by asking: the
-chain is still there when the fused kernel does not win, and is dropped by Inductor when it does.
+`flykernels::fused_gemm(y, x, w, ...)`, whose lowering either builds one kernel from x and w, or hands `y` through
+untouched. Nothing is lost by asking: the chain is still there when the fused kernel does not win, and is dropped by
+Inductor when it does.
 """
 
 from __future__ import annotations

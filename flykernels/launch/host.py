@@ -121,7 +121,7 @@ class _MethodDef(ctypes.Structure):
 
 
 class _Frame(int):
-    """Address of the two words that the door keeps; a built-in function holds on to it, and through it to all it needs."""
+    """Address of the two words that the door keeps; a built-in function holds on to it, and so to all it needs."""
 
     keeps: tuple
 
@@ -162,7 +162,7 @@ class HostKernel:
         Checks count and type (TypeError), not addresses.
 
         threads: the most to use; 0: as many as OpenMP (so torch.get_num_threads()) says at each call. Each Python
-        thread in it has a workspace of its own. Without OpenMP, or with arguments that are no integers, it is `bind()`."""
+        thread in it has a workspace of its own. Without OpenMP, or with floats among the arguments, it is `bind()`."""
         door = self.image.symbols.get(self.code.entry.replace("_mlir_", "python_", 1))
         if not door or not thread_pool():
             return self.bind(threads=threads or None)
