@@ -64,12 +64,11 @@ def default_threads() -> int:
     return torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0))
 
 
-class _Workspace(threading.local):
-    """One buffer a Python thread, as large as the largest kernel it has run needed."""
+class _Workspace:
+    """A buffer for the hungriest kernel so far. An outgrown one lives while someone holds it."""
 
     def __init__(self):
-        self.bytes, self.pointer = 0, 0
-        self.buffer = None
+        self.bytes, self.pointer, self.buffer = 0, 0, None
 
     def grow(self, size: int) -> int:
         self.buffer = ctypes.create_string_buffer(size + LINE)
@@ -78,7 +77,11 @@ class _Workspace(threading.local):
         return self.pointer
 
 
-_workspace = _Workspace()
+class _ThreadsWorkspace(threading.local, _Workspace):
+    """One for each Python thread."""
+
+
+_workspace, _under_gil = _ThreadsWorkspace(), _Workspace()  # the second serves calls that keep the GIL, one at a time
 
 
 class _Method(ctypes.Structure):
@@ -110,11 +113,13 @@ class HostKernel:
     code     what it was loaded from
     call     the entry as a ctypes function: arguments as in `code.arguments`, then workspace (address or None), then
              the most threads to use. No checks: the caller answers for every address
-    threads  used where the caller says nothing; 1 where this process has no OpenMP library
+    threads  used where the caller says nothing
+    pooled   whether there is an OpenMP library; without one all calls are serial
     """
 
-    def __init__(self, code: CodeObject, image: Image, threads: int):
-        self.code, self.image, self.threads = code, image, threads
+    def __init__(self, code: CodeObject, image: Image, pooled: bool):
+        self.code, self.image, self.pooled = code, image, pooled
+        self.threads = default_threads() if pooled else 1
         self.workspace_bytes = code.workspace_for({})  # for each thread
         kinds = [KINDS[a.kind] for a in code.arguments]
         self.call = ctypes.CFUNCTYPE(None, *kinds, ctypes.c_void_p, ctypes.c_int32)(image.symbols[code.entry])
@@ -173,16 +178,16 @@ class HostKernel:
             return None
         formats = {"i32": "<i4x", "i64": "<q", "f32": "<f4x"}
         slots = [struct.pack(formats[k], v) for k, v in zip(kinds[pointers:], (0,) * missing + trailing, strict=True)]
-        space = ctypes.create_string_buffer(self.workspace_bytes * threads + LINE)
-        aligned = -(-ctypes.addressof(space) // LINE) * LINE
-        block = ctypes.create_string_buffer(b"".join((*slots, struct.pack("<Qi4x", aligned, threads))))
+        size = self.workspace_bytes * threads
+        space = _under_gil.pointer if _under_gil.bytes >= size else _under_gil.grow(size)
+        block = ctypes.create_string_buffer(b"".join((*slots, struct.pack("<Qi4x", space, threads))))
         method = _Method(self.code.entry.encode(), address, METH_FASTCALL, None)
         bound = _Bound(ctypes.addressof(block))
-        bound.keeps = (self.call, block, space, method)
+        bound.keeps = (self.call, block, _under_gil.buffer, method)
         return _new_function(ctypes.byref(method), bound, None)
 
     def _threads(self, wanted: int | None) -> int:
-        return min(self.threads, max(1, wanted)) if wanted is not None and not thread_pool() else wanted or self.threads
+        return self.threads if wanted is None or not self.pooled else max(1, wanted)
 
 
 def load(code: CodeObject) -> HostKernel:
@@ -208,4 +213,4 @@ def load(code: CodeObject) -> HostKernel:
         image.seal()
     except (ElfError, OSError) as e:
         raise LaunchError(f"{code.entry} cannot be loaded: {e}") from e
-    return HostKernel(code, image, default_threads() if pool else 1)
+    return HostKernel(code, image, bool(pool))

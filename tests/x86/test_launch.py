@@ -240,3 +240,22 @@ def test_code_for_another_level_compiles_and_is_checked():
         x, y = torch.arange(40.0), torch.zeros(40)
         host.load(code)(x.data_ptr(), y.data_ptr(), 40)
         assert torch.equal(y, 2 * x)
+
+
+def test_without_an_openmp_library_calls_are_serial(code, monkeypatch):
+    monkeypatch.setattr(host, "thread_pool", dict)
+    kernel = host.load(code)
+    x, y = torch.arange(100.0), torch.zeros(100)
+    kernel(x.data_ptr(), y.data_ptr(), 100, threads=4)
+    kernel.bind(100, threads=4, keep_gil=True)(x.data_ptr(), y.data_ptr())
+    assert kernel.threads == 1 and torch.equal(y, 2 * x)
+
+
+def test_short_calls_share_one_workspace_and_keep_it(code):
+    kernel, larger = host.load(code), host.load(x86.compile(trace(double, x86, 4096, Config(), name="double_more")))
+    x, y = torch.arange(5000.0), torch.zeros(5000)
+    calls = [k.bind(5000, threads=2, keep_gil=True) for k in (kernel, larger, kernel)]
+    for call in calls * 3:
+        y.zero_()
+        call(x.data_ptr(), y.data_ptr())
+        assert torch.equal(y, 2 * x)
