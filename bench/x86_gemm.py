@@ -51,7 +51,10 @@ def main(argv: list[str]) -> int:
     options.add_argument("--rounds", type=int, default=25, help="rounds of each measurement (default 25)")
     options.add_argument("--rows", type=int, nargs="*", default=ROWS, help="values of M")
     options.add_argument("--dtype", choices=list(DTYPES), nargs="*", default=list(DTYPES))
+    options.add_argument("--threads", type=int, help="threads of both (default: torch's)")
     options = options.parse_args(argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     report, compiles, floors = Report("x86-gemm", "measured on CPU"), [], []
     with torch.inference_mode():
         for dtype in options.dtype:
@@ -133,7 +136,8 @@ def ours(problem: GemmProblem, config, a, b) -> tuple[Entry, float]:
     spent = time.perf_counter() - start
     kernel, out = host.load(code), torch.empty(a.shape[0], problem.n, dtype=a.dtype)
     b_here = pack_b(problem, config, b) if problem.packed_b else b
-    bound = kernel.bind(*scalar_values(problem, a=a, b=b_here, c=out), threads=config.threads)
+    scalars = scalar_values(problem, a=a, b=b_here, c=out)
+    bound = kernel.bind(*scalars, threads=config.threads, keep_gil=True)
     call = lambda: bound(a.data_ptr(), b_here.data_ptr(), out.data_ptr())
     call()
     exact = a.double() @ b.double()

@@ -92,10 +92,6 @@ class X86:
     def barrier(self):
         pass
 
-    def prefetch(self, pointer, level: int = 1):
-        """Asks for the cache line at pointer: level 1 into L1, 2 into L2, 3 into L3."""
-        llvm.intr_prefetch(pointer, rw=0, hint=4 - level, cache=1)
-
     # -- to code
     def compile(self, k, source: dict | None = None, opt_level: int = 0) -> CodeObject:
         """The traced kernel as a relocatable ELF object for any machine with `features`. RuntimeError if LLVM fails."""
