@@ -50,7 +50,16 @@ def read(data: bytes) -> tuple[Code, dict[str, KernelInfo], list[tuple[int, np.n
         return _kernels(elf)
     except BadCodeObject:
         raise
-    except (ELFError, struct.error, LookupError, AttributeError, TypeError, ValueError, OverflowError, MemoryError) as e:
+    except (
+        ELFError,
+        struct.error,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        MemoryError,
+    ) as e:
         if isinstance(e, UnknownInstruction):
             raise
         raise BadCodeObject(f"the code object cannot be read: {type(e).__name__}: {e}") from e
