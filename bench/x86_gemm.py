@@ -19,7 +19,8 @@ from bench.common import Report, geomean, parser
 from flykernels.launch import host
 from flykernels.targets import x86
 from templates.gemm.arguments import scalar_values
-from templates.gemm.build import build, pack_b
+from templates.gemm.build import build
+from templates.gemm.packing import pack_b
 from templates.gemm.problem import GemmProblem
 from templates.gemm.space import candidates
 
@@ -70,8 +71,8 @@ def main(argv: list[str]) -> int:
     report.bar("least ratio of the choice, ATen among the choices", min(floors), at_least=FLOOR)
     report.bar("compile time, median", statistics.median(compiles), at_most=COMPILE_BAR, unit="s")
     report.note(
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}. B is weight.t(), as in nn.Linear. us: medians of "
-        "paired rounds. ratio: torch's best way over our best kernel that takes B as it is; packed ratio: over our "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}. B is weight.t(), as in nn.Linear. us: medians "
+        "of paired rounds. ratio: torch's best way over our best kernel that takes B as it is; packed ratio: over our "
         f"best with B packed ahead (a constant weight). chosen: what a tuner takes where ours must win by {MARGIN}."
     )
     return report.close(options.json)
@@ -137,8 +138,8 @@ def ours(problem: GemmProblem, config, a, b) -> tuple[Entry, float]:
     kernel, out = host.load(code), torch.empty(a.shape[0], problem.n, dtype=a.dtype)
     b_here = pack_b(problem, config, b) if problem.packed_b else b
     scalars = scalar_values(problem, a=a, b=b_here, c=out)
-    bound = kernel.bind(*scalars, threads=config.threads, keep_gil=True)
-    call = lambda: bound(a.data_ptr(), b_here.data_ptr(), out.data_ptr())
+    launch = kernel.launcher(config.threads)  # as compiled code calls it
+    call = lambda: launch(a.data_ptr(), b_here.data_ptr(), out.data_ptr(), *scalars)
     call()
     exact = a.double() @ b.double()
     worst = ((out.double() - exact).abs().max() / exact.abs().max()).item()

@@ -31,6 +31,16 @@ def features() -> frozenset[str]:
     return next((frozenset(x.split(":", 1)[1].split()) for x in lines if x.startswith("flags")), frozenset())
 
 
+@cache
+def product() -> str:
+    """The processor's name, as the system gives it; "" where it gives none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "")
+
+
 def needed(level: str) -> tuple[str, ...]:
     """Features that code for `level` ("x86-64-v3" or "x86-64-v4") may use, sorted."""
     names = list(LEVELS)

@@ -174,41 +174,41 @@ class View:
         """One piece; zeros where it lies outside. No branch: what lies outside reads the view's first element instead.
 
         elementwise: each element of the vector has its own address (a strided or transposed operand)."""
-        view, n = self._like(tv), tv.vector.size
-        checks = view._checks(k, tv, digits)
+        view, n, bits = self._like(tv), tv.vector.size, _plain(self.dtype)
+        checks, plain = view._checks(k, tv, digits), replace(view, dtype=bits)
 
         def read(inside, pointer, width, alignment):
             if inside is True:
-                return view.read(pointer, width, alignment)
-            zero = constant(0, self.dtype, width)
+                return plain.read(pointer, width, alignment)
+            zero = constant(0, bits, width)
             if inside is False:
                 return zero
-            return select(inside, view.read(arith.select(inside.ssa, pointer, view.pointer), width, alignment), zero)
+            return select(inside, plain.read(arith.select(inside.ssa, pointer, view.pointer), width, alignment), zero)
 
         element = view._elements(k, tv, digits, elementwise)
-        if not elementwise and _whole(checks) and view._moves_whole(k, tv):
-            return read(_within(checks, 0), element(0), n, view._alignment(tv))
-        out = constant(0, self.dtype, n)  # strided, badly aligned, or the edge cuts a vector
+        if not elementwise and _whole(checks):
+            return read(_within(checks, 0), element(0), n, view._alignment(tv)).bitcast(self.dtype, n)
+        out = constant(0, bits, n)  # strided, or the edge cuts a vector
         for i in range(n):
             out = out.insert(i, read(_within(checks, i), element(i), None, self.dtype.bytes))
-        return out
+        return out.bitcast(self.dtype, n)
 
     def store(self, k, tv: ThreadValues, digits, value: Value, elementwise=False):
         """One piece; nothing where it lies outside."""
-        view = self._like(tv)
+        view, bits = self._like(tv), value.bitcast(_plain(self.dtype), tv.vector.size)
         checks = view._checks(k, tv, digits)
         element = view._elements(k, tv, digits, elementwise)
-        if not elementwise and _whole(checks) and view._moves_whole(k, tv):
+        if not elementwise and _whole(checks):
 
             @k.when(_within(checks, 0))
             def _():
-                view.write(element(0), value, view._alignment(tv))
+                view.write(element(0), bits, view._alignment(tv))
         else:
             for i in range(tv.vector.size):
 
                 @k.when(_within(checks, i))
                 def _():
-                    view.write(element(i), value[i], self.dtype.bytes)
+                    view.write(element(i), bits[i], self.dtype.bytes)
 
     # -- one element or a run of neighbours, on targets where a thread walks memory by itself
     def at(self, *coord) -> View:
@@ -330,10 +330,6 @@ class View:
         return replace(
             self, shape=shape, stride=stride, multiple=tv.tile[:missing] + self.multiple if self.multiple else ()
         )
-
-    def _moves_whole(self, k, tv) -> bool:
-        """Whether the target moves vectors as badly aligned as these may be."""
-        return tv.vector.size == 1 or self._alignment(tv) >= getattr(k.target, "least_alignment", 1)
 
     def _alignment(self, tv):
         """Bytes that every piece's address is a multiple of; back ends split what this is too small for."""

@@ -185,14 +185,14 @@ class Value:
     def __floordiv__(s, o):
         if _is(o, 1):
             return s
-        if _power_of_two(o):
+        if _power_of_two(o) and not s.dtype.is_float:
             return s >> (o.bit_length() - 1)
         return s._divide(o)[0]
 
     def __mod__(s, o):
         if _is(o, 1):
             return 0
-        if _power_of_two(o):
+        if _power_of_two(o) and not s.dtype.is_float:
             return s & (o - 1)
         return s._divide(o)[1]
 

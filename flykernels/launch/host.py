@@ -3,11 +3,10 @@
     kernel = load(code)                       # a CodeObject, once
     kernel(a, b, c, m, *strides)              # pointers and scalars as `code.arguments` lists them
     call = kernel.bind(*strides)              # the trailing scalars fixed: call(a, b, c, m)
-    call = kernel.bind(m, *strides, keep_gil=True)    # for a call of some microseconds: call(a, b, c)
+    call = kernel.launcher()                  # the fastest: call(a, b, c, m, *strides) without ctypes
 
 Threads are libgomp's: those of the library that torch has loaded, so there is one pool. The GIL is released during a
-call, and workspace belongs to the calling Python thread, so that several may run one kernel at a time; not so with
-`keep_gil`, which goes without ctypes and takes a fraction of its time.
+call, and no two Python threads share workspace, so that several may run one kernel at a time.
 """
 
 from __future__ import annotations
@@ -25,9 +24,21 @@ from .. import cpu
 from ..codeobject import CodeObject
 from .elf import ElfError, Image
 
-POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")  # in the order of the object's table
-POOL_SYMBOL, PYTHON_SYMBOL = "flykernels_pool", "flykernels_python"
-PYTHON = ("PyLong_AsLongLong", "PyErr_Occurred", "PyErr_BadArgument", "Py_IncRef")  # then None itself
+# What an object calls outside itself, in the order of its table: libgomp's functions, then those of the door from Python.
+POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+DOOR = (
+    "PyLong_AsUnsignedLongLongMask",
+    "PyLong_FromLong",
+    "PyErr_Occurred",
+    "PyErr_BadArgument",
+    "PyEval_SaveThread",
+    "PyEval_RestoreThread",
+    "omp_get_max_threads",
+    "aligned_alloc",
+    "free",
+)
+OUTSIDE_SYMBOL = "flykernels_outside"
+METH_FASTCALL = 0x0080  # CPython's Include/methodobject.h
 KINDS = {"pointer": ctypes.c_void_p, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
 C_LIBRARY = ("memcpy", "memset", "memmove")  # what LLVM may call of its own accord
 LINE = 64  # bytes: alignment of workspace
@@ -43,10 +54,27 @@ def thread_pool() -> dict[str, int]:
     for library in _openmp_libraries():
         try:
             loaded = ctypes.CDLL(library)
-            return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in POOL}
+            return {name: _address(loaded, name) for name in (*POOL, "omp_get_max_threads")}
         except (OSError, AttributeError):
             continue
     return {}
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+@cache
+def _outside() -> bytes:
+    """The table of addresses of POOL and DOOR; 0 for what this process does not have."""
+    pool, libc = thread_pool(), ctypes.CDLL(None)
+
+    def known(name: str) -> int:
+        if name.startswith(("GOMP", "omp")):
+            return pool.get(name, 0)
+        return _address(ctypes.pythonapi if name.startswith("Py") else libc, name)
+
+    return struct.pack(f"<{len(POOL) + len(DOOR)}Q", *map(known, (*POOL, *DOOR)))
 
 
 def _openmp_libraries():
@@ -64,11 +92,12 @@ def default_threads() -> int:
     return torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0))
 
 
-class _Workspace:
-    """A buffer for the hungriest kernel so far. An outgrown one lives while someone holds it."""
+class _Workspace(threading.local):
+    """One buffer a Python thread, as large as the largest kernel it has run needed."""
 
     def __init__(self):
-        self.bytes, self.pointer, self.buffer = 0, 0, None
+        self.bytes, self.pointer = 0, 0
+        self.buffer = None
 
     def grow(self, size: int) -> int:
         self.buffer = ctypes.create_string_buffer(size + LINE)
@@ -77,15 +106,11 @@ class _Workspace:
         return self.pointer
 
 
-class _ThreadsWorkspace(threading.local, _Workspace):
-    """One for each Python thread."""
+_workspace = _Workspace()
 
 
-_workspace, _under_gil = _ThreadsWorkspace(), _Workspace()  # the second serves calls that keep the GIL, one at a time
-
-
-class _Method(ctypes.Structure):
-    """CPython's PyMethodDef, of its stable ABI."""
+class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef (Include/methodobject.h)."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -95,14 +120,8 @@ class _Method(ctypes.Structure):
     )
 
 
-METH_FASTCALL = 0x80
-_new_function = ctypes.pythonapi.PyCFunction_NewEx
-_new_function.argtypes = (ctypes.POINTER(_Method), ctypes.py_object, ctypes.c_void_p)
-_new_function.restype = ctypes.py_object
-
-
-class _Bound(int):
-    """Address of a block of scalars; what a bound function holds on to, and through it all that it needs."""
+class _Frame(int):
+    """Address of the two words that the door keeps; what a built-in function holds on to, and through it all it needs."""
 
     keeps: tuple
 
@@ -113,13 +132,11 @@ class HostKernel:
     code     what it was loaded from
     call     the entry as a ctypes function: arguments as in `code.arguments`, then workspace (address or None), then
              the most threads to use. No checks: the caller answers for every address
-    threads  used where the caller says nothing
-    pooled   whether there is an OpenMP library; without one all calls are serial
+    threads  used where the caller says nothing; 1 where this process has no OpenMP library
     """
 
-    def __init__(self, code: CodeObject, image: Image, pooled: bool):
-        self.code, self.image, self.pooled = code, image, pooled
-        self.threads = default_threads() if pooled else 1
+    def __init__(self, code: CodeObject, image: Image, threads: int):
+        self.code, self.image, self.threads = code, image, threads
         self.workspace_bytes = code.workspace_for({})  # for each thread
         kinds = [KINDS[a.kind] for a in code.arguments]
         self.call = ctypes.CFUNCTYPE(None, *kinds, ctypes.c_void_p, ctypes.c_int32)(image.symbols[code.entry])
@@ -139,18 +156,30 @@ class HostKernel:
             return None
         return _workspace.pointer if _workspace.bytes >= size else _workspace.grow(size)
 
-    def bind(self, *trailing, threads: int | None = None, keep_gil: bool = False) -> Callable[..., None]:
+    def launcher(self, threads: int = 0) -> Callable[..., int]:
+        """A built-in function of ints, one for each argument: the fastest way in. Keeps the code alive.
+
+        Checks count and type (TypeError), not addresses.
+
+        threads: the most to use; 0: as many as OpenMP (so torch.get_num_threads()) says at each call. Each Python
+        thread in it has a workspace of its own. Without OpenMP, or with arguments that are not integers, it is `bind()`."""
+        door = self.image.symbols.get(self.code.entry.replace("_mlir_", "python_", 1))
+        if not door or not thread_pool():
+            return self.bind(threads=threads or None)
+        words = (ctypes.c_uint64 * 2)(0, threads)
+        method = _MethodDef(self.code.entry.encode(), door, METH_FASTCALL, None)
+        frame = _Frame(ctypes.addressof(words))
+        frame.keeps = (self.call, words, method)
+        new = ctypes.pythonapi.PyCFunction_NewEx
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+        return new(ctypes.addressof(method), frame, None)
+
+    def bind(self, *trailing, threads: int | None = None) -> Callable[..., None]:
         """A function of the leading arguments: the last len(trailing) ones are fixed. Checks no addresses.
 
-        keep_gil: other Python threads wait during the call; for calls far below sys.getswitchinterval(). The function
-        then takes all pointers and, if it is an i64 and not fixed, the first scalar. Where that is impossible (scalars
-        before pointers, a free-threaded Python) the function is an ordinary one. TypeError for too many arguments."""
+        TypeError for too many arguments."""
         if len(trailing) > len(self.code.arguments):
             raise TypeError(f"{self.code.entry} takes {len(self.code.arguments)} arguments, not {len(trailing)}")
-        if keep_gil:
-            quick = self._quick(trailing, self._threads(threads))
-            if quick is not None:
-                return quick
         threads, call, space = self._threads(threads), self.call, _workspace
         size = self.workspace_bytes * threads
         fixed = (
@@ -165,29 +194,8 @@ class HostKernel:
 
         return bound
 
-    def _quick(self, trailing, threads: int) -> Callable[..., None] | None:
-        """The object's own Python function, bound to a block of its scalars; None where it does not fit."""
-        kinds = [a.kind for a in self.code.arguments]
-        pointers = kinds.count("pointer")
-        missing = len(kinds) - pointers - len(trailing)
-        fits = kinds[:pointers] == ["pointer"] * pointers and (
-            missing == 0 or (missing == 1 and kinds[pointers] == "i64")
-        )
-        address = self.image.symbols.get(self.code.entry.replace("_mlir_", "_python_", 1))
-        if not fits or address is None or not getattr(sys, "_is_gil_enabled", lambda: True)():
-            return None
-        formats = {"i32": "<i4x", "i64": "<q", "f32": "<f4x"}
-        slots = [struct.pack(formats[k], v) for k, v in zip(kinds[pointers:], (0,) * missing + trailing, strict=True)]
-        size = self.workspace_bytes * threads
-        space = _under_gil.pointer if _under_gil.bytes >= size else _under_gil.grow(size)
-        block = ctypes.create_string_buffer(b"".join((*slots, struct.pack("<Qi4x", space, threads))))
-        method = _Method(self.code.entry.encode(), address, METH_FASTCALL, None)
-        bound = _Bound(ctypes.addressof(block))
-        bound.keeps = (self.call, block, _under_gil.buffer, method)
-        return _new_function(ctypes.byref(method), bound, None)
-
     def _threads(self, wanted: int | None) -> int:
-        return self.threads if wanted is None or not self.pooled else max(1, wanted)
+        return min(self.threads, max(1, wanted)) if wanted is not None and not thread_pool() else wanted or self.threads
 
 
 def load(code: CodeObject) -> HostKernel:
@@ -205,12 +213,10 @@ def load(code: CodeObject) -> HostKernel:
     pool = thread_pool()
     try:
         image = Image(code.binary, address)
-        image.write(POOL_SYMBOL, struct.pack(f"<{len(POOL)}Q", *(pool.get(name, 0) for name in POOL)))
-        python = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in PYTHON]
-        image.write(PYTHON_SYMBOL, struct.pack(f"<{len(PYTHON) + 1}Q", *python, id(None)))
+        image.write(OUTSIDE_SYMBOL, _outside())
         if code.entry not in image.symbols:
             raise ElfError(f"the object has no symbol {code.entry!r}")
         image.seal()
     except (ElfError, OSError) as e:
         raise LaunchError(f"{code.entry} cannot be loaded: {e}") from e
-    return HostKernel(code, image, bool(pool))
+    return HostKernel(code, image, default_threads() if pool else 1)

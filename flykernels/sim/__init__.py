@@ -1,4 +1,5 @@
-"""A functional simulator of gfx950 (AMD MI350X, MI355X): runs code objects on the CPU and proves their waits and barriers.
+"""A functional simulator of gfx950 (AMD MI350X, MI355X): runs code objects on the CPU and proves their waits and
+barriers.
 
 from flykernels.sim import run_on_sim
 result = run_on_sim(code_object, [a, b, c], grid=(2, 2, 1))

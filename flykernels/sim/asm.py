@@ -1,6 +1,7 @@
 """gfx950 assembly text -> instructions with parsed operands.
 
-Reads what LLVM prints, both `.s` files and disassembly. A line in a code section that is neither a label, a directive nor
+Reads what LLVM prints, both `.s` files and disassembly. A line in a code section that is neither a label, a directive
+nor
 an instruction is an error; nothing is skipped.
 """
 
@@ -53,7 +54,8 @@ class Operand:
 
 @dataclass
 class Instruction:
-    """One instruction: mnemonic without _e32/_e64, operands, modifiers (`offset`, `offen`, `op_sel`, ...), its text, and
+    """One instruction: mnemonic without _e32/_e64, operands, modifiers (`offset`, `offen`, `op_sel`, ...), its text,
+    and
     where it stands (line of the text, or byte offset in the code object)."""
 
     name: str
@@ -178,7 +180,8 @@ def wait_counts(text: str) -> dict[str, int]:
 
 
 def parse(text: str) -> Code:
-    """Assembly text -> Code. Data sections, directives and comments are passed over; everything else must be a label or an
+    """Assembly text -> Code. Data sections, directives and comments are passed over; everything else must be a label
+    or an
     instruction."""
     code, in_text, files, source = Code(), True, {}, ""
     in_metadata = False

@@ -1,4 +1,5 @@
-"""Comparisons, selects, carries, wide multiplies and division steps: vector ALU instructions with masks or several results.
+"""Comparisons, selects, carries, wide multiplies and division steps: vector ALU instructions with masks or several
+results.
 
 Semantics: CDNA3 ISA reference, VOPC and VOP3 chapters. `v_div_scale`/`v_div_fmas` disagree between ISA editions on the
 rescaling; here it is the rule under which a division comes out right at both ends of the range (2^64 or 2^-64).
@@ -202,8 +203,9 @@ def _div_fixup(i: Instruction, b: Binder) -> Callable[[Group], None]:
         invalid = ((d == 0) & (n == 0)) | (np.isinf(d) & np.isinf(n))
         result = np.select(
             [np.isnan(n), np.isnan(d), invalid, (d == 0) | np.isinf(n), np.isinf(d) | (n == 0),
-             _exponent(n) - _exponent(d) < -150, _exponent(d) == 255],
-            [n, d, F32(np.nan), sign * F32(np.inf), sign * F32(0), sign * F32(0), sign * F32(np.inf)],
+             _exponent(n) - _exponent(d) < -150, _exponent(d) == 255, np.isnan(q)],
+            [n, d, F32(np.nan), sign * F32(np.inf), sign * F32(0), sign * F32(0), sign * F32(np.inf),
+             sign * F32(np.inf)],
             np.copysign(np.abs(q), sign),
         )  # fmt: skip
         write(g, result)

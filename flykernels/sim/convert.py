@@ -93,7 +93,8 @@ class Small:
         self.largest = float(self.finite[-1])
 
     def encode(self, x: np.ndarray, saturate: bool = True) -> np.ndarray:
-        """Nearest even code (uint32). Beyond the largest: saturates, or gives NaN / infinity where the format has one."""
+        """Nearest even code (uint32). Beyond the largest: saturates, or gives NaN / infinity where the format has
+        one."""
         x = np.asarray(x, F64)
         magnitude = np.abs(x)
         steps = self.finite

@@ -203,7 +203,7 @@ class Decoder:
                 out.append(vector(zero - 256, count, "a"))
             elif field == "1":
                 out.append(vector(one or 0, count))
-            elif zero == DPP or zero == SDWA:
+            elif zero in (DPP, SDWA):
                 out.append(self._extra_source(extra, zero, 0, bits(extra, 7, 0), count))
             else:
                 out.append(source(zero, count, literal))

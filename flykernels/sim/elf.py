@@ -22,6 +22,7 @@ EM_AMDGPU = 224
 MACH = {0x03F: "gfx90a", 0x04C: "gfx942", 0x04F: "gfx950"}
 NT_AMDGPU_METADATA = 32
 DESCRIPTOR_BYTES = 64
+MOST_BYTES = 1 << 28  # of a loaded segment; more is a damaged header
 
 
 def read(data: bytes) -> tuple[Code, dict[str, KernelInfo], list[tuple[int, np.ndarray]]]:
@@ -42,12 +43,23 @@ def read(data: bytes) -> tuple[Code, dict[str, KernelInfo], list[tuple[int, np.n
         end = elf["e_shoff"] + elf["e_shnum"] * elf["e_shentsize"]
         for segment in elf.iter_segments():
             end = max(end, segment["p_offset"] + segment["p_filesz"])
+            if segment["p_memsz"] > MOST_BYTES:
+                raise BadCodeObject(f"a segment of {segment['p_memsz']} bytes: no code object is that large")
         if end > len(data):
             raise BadCodeObject(f"the code object is truncated: {len(data)} bytes of {end}")
         return _kernels(elf)
     except BadCodeObject:
         raise
-    except (ELFError, struct.error, KeyError, IndexError, AttributeError, UnicodeDecodeError, ValueError) as e:
+    except (
+        ELFError,
+        struct.error,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        MemoryError,
+    ) as e:
         if isinstance(e, UnknownInstruction):
             raise
         raise BadCodeObject(f"the code object cannot be read: {type(e).__name__}: {e}") from e

@@ -6,7 +6,8 @@ class SimulatorError(ValueError):
 
 
 class UnknownInstruction(SimulatorError):
-    """An instruction, operand or modifier that the simulator does not know. Never skipped: its result would be wrong."""
+    """An instruction, operand or modifier that the simulator does not know. Never skipped: its result would be
+    wrong."""
 
 
 class BadCodeObject(SimulatorError):

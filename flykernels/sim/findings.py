@@ -1,4 +1,5 @@
-"""What the checker says: findings with a severity, and waivers that excuse a kind of finding in a kernel for a reason."""
+"""What the checker says: findings with a severity, and waivers that excuse a kind of finding in a kernel for a
+reason."""
 
 from __future__ import annotations
 
@@ -76,11 +77,11 @@ class Finding:
     def __str__(self) -> str:
         at = f" at {self.source}" if self.source else ""
         times = f" ({self.count} times)" if self.count > 1 else ""
-        waves = f" wave{'s' if len(self.waves) > 1 else ''} {','.join(map(str, self.waves))}" if self.waves else ""
-        group = f" workgroup {self.workgroup}" if self.workgroup else ""
-        text = (
-            f"{self.severity}: {self.kind}:{group}{waves}: {self.message} [{self.where}: {self.instruction}{at}]{times}"
-        )
+        who = f" workgroup {self.workgroup}" if self.workgroup else ""
+        if self.waves:
+            who += f" wave{'s' if len(self.waves) > 1 else ''} {','.join(map(str, self.waves))}"
+        place = f"[{self.where}: {self.instruction}{at}]"
+        text = f"{self.severity}: {self.kind}:{who}{':' if who else ''} {self.message} {place}{times}"
         if self.other:
             text += f"\n    other: {self.other}"
         return text + (f"\n    waived: {self.waived}" if self.waived else "")

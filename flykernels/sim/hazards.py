@@ -18,7 +18,8 @@ from .program import BRANCH, END, Program, touched
 from .smem import sgpr_key
 
 AFTER_PASSES, VALU_TO_MATRIX = 4, 2
-# matrix cycles per instruction (rocm-libraries, "origami" hardware table; traces of an MI350X agree where they have them)
+# matrix cycles per instruction (rocm-libraries, "origami" hardware table; traces of an MI350X agree where they have
+# them)
 CYCLES = {
     "16x16x32_bf16": 16, "16x16x32_f16": 16, "32x32x16_bf16": 32, "32x32x16_f16": 32, "16x16x16_f16": 16,
     "16x16x16_bf16": 16, "32x32x8_f16": 32, "32x32x8_bf16": 32, "16x16x64_i8": 16, "32x32x32_i8": 32,
@@ -106,7 +107,7 @@ def _follow(program: Program, facts, need: _Need, start: int, collector: Collect
                 names = ", ".join(program.registers.name(r) for r in sorted(clash)[:4])
                 collector.add(
                     "mfma-hazard",
-                    f"touches {names} {passed} wait states after {first.where}: {first.text}; {need.states} are needed: "
+                    f"touches {names} {passed} wait states after {first.where}: {first.text}; {need.states} needed: "
                     f"add s_nop {need.states - passed - 1}",
                     i, at, need.source,
                 )  # fmt: skip

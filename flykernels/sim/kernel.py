@@ -13,8 +13,8 @@ from .errors import BadCodeObject
 
 # user SGPRs in the order in which they are laid out: (flag, registers)
 USER_SGPRS = (
-    ("private_segment_buffer", 4), ("dispatch_ptr", 2), ("queue_ptr", 2), ("kernarg_segment_ptr", 2), ("dispatch_id", 2),
-    ("flat_scratch_init", 2), ("private_segment_size", 1),
+    ("private_segment_buffer", 4), ("dispatch_ptr", 2), ("queue_ptr", 2), ("kernarg_segment_ptr", 2),
+    ("dispatch_id", 2), ("flat_scratch_init", 2), ("private_segment_size", 1),
 )  # fmt: skip
 
 
@@ -84,17 +84,21 @@ def require_gfx950(target: str) -> None:
         raise BadCodeObject(f"code for {arch}: this simulator runs gfx950 only; compile for gfx950")
 
 
-def kernels_of_text(text: str, labels: dict[str, int]) -> dict[str, KernelInfo]:
-    """The kernels of an assembly text, from its .amdhsa_kernel blocks and its .amdgpu_metadata."""
+def check_text(text: str) -> None:
+    """BadCodeObject unless a text is gfx950 assembly."""
     target = re.search(r'\.amdgcn_target\s+"([^"]+)"', text) or re.search(r"amdhsa\.target:\s*(\S+)", text)
     if target is None:
         raise BadCodeObject("the text names no target (.amdgcn_target): not AMDGPU assembly")
     require_gfx950(target[1])
+
+
+def kernels_of_text(text: str, labels: dict[str, int]) -> dict[str, KernelInfo]:
+    """The kernels of an assembly text, from its .amdhsa_kernel blocks and its .amdgpu_metadata."""
     found: dict[str, KernelInfo] = {}
     metadata = kernels_of_metadata(text)
     for m in re.finditer(r"^\s*\.amdhsa_kernel\s+(\S+)\n(.*?)^\s*\.end_amdhsa_kernel", text, re.M | re.S):
         name = m[1]
-        d = {k: v for k, v in _DIRECTIVE.findall(m[2])}
+        d = dict(_DIRECTIVE.findall(m[2]))
         number = lambda key, default=0, d=d: (
             int(d.get(key, default), 0) if isinstance(d.get(key, default), str) else default
         )
@@ -123,7 +127,10 @@ def kernels_of_metadata(text: str) -> dict[str, KernelInfo]:
     if m is None:
         raise BadCodeObject("the text has no .amdgpu_metadata")
     kernels: list[dict[str, Any]] = []
-    in_kernels, current, arguments, pending = False, None, None, None
+    in_kernels = False
+    current: dict[str, Any] | None = None
+    arguments: list[dict[str, Any]] | None = None
+    pending: str | None = None
     for line in m[1].splitlines():
         if re.match(r"^\S", line):
             in_kernels = line.startswith("amdhsa.kernels:")
@@ -157,7 +164,8 @@ def kernels_of_metadata(text: str) -> dict[str, KernelInfo]:
 
 
 def info_of_metadata(k: dict[str, Any]) -> KernelInfo:
-    """One kernel's metadata map (keys without the dot; values as text or numbers) -> KernelInfo without its descriptor."""
+    """One kernel's metadata map (keys without the dot; values as text or numbers) -> KernelInfo without its
+    descriptor."""
     number = lambda key, default=0: int(k.get(key, default))
     arguments = [
         KernelArgument(int(a["offset"]), int(a["size"]), str(a["value_kind"]), str(a.get("name", "")))

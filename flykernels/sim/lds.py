@@ -16,7 +16,7 @@ from .asm import Instruction
 from .errors import UnknownInstruction
 from .machine import Machine
 from .operands import Binder, bad
-from .races import DS
+from .races import DS, Place
 from .state import LANE, LANES, LGKM_MAX, POISON, Group, Pending
 
 U32 = np.uint32
@@ -145,38 +145,52 @@ def _checked(i: Instruction, m: Machine, g: Group, at: np.ndarray, size: int, al
 ALIGN = {1: 1, 2: 2, 4: 4, 8: 4, 12: 4, 16: 8}
 
 
-def granules(m: Machine, at: np.ndarray, size: int) -> np.ndarray:
-    """[n, 64] byte addresses -> [n, 64 * k] granules of the race checker."""
-    if size <= m.granule:
-        return at // m.granule
-    steps = np.arange(0, size, m.granule)
-    return ((at[:, :, None] + steps) // m.granule).reshape(at.shape[0], -1)
+class Site:
+    """One LDS instruction's addresses, kept for the next time: loops come back to the same ones."""
+
+    def __init__(self, i: Instruction, m: Machine, size: int, offset: int, align: int):
+        self.instruction, self.machine, self.size, self.offset, self.align = i, m, size, offset, align
+        self.known: dict[bytes, Place] = {}
+
+    def place(self, g: Group, raw: np.ndarray) -> Place:
+        """Addresses as the register holds them, uint32 [n, 64] or broadcasting to it -> where the access lies."""
+        m = self.machine
+        if g.full:
+            known = self.known.get(g.key)
+            if known is not None and known.raw is not None and np.array_equal(known.raw, raw):
+                return known
+        at = np.broadcast_to(raw, (g.n, LANES)).astype(np.int64) + self.offset
+        count = len(m.collector.found)
+        at, mask = _checked(self.instruction, m, g, at, self.size, self.align)
+        made = Place(g, at, mask, self.size, m.granule, m.races, m.lds_stride)
+        if mask is None and len(m.collector.found) == count:
+            made.raw = np.array(raw)
+            self.known[g.key] = made
+        return made
 
 
-def spread(mask: np.ndarray | None, granule: np.ndarray) -> np.ndarray | None:
-    """Lane mask [n, 64] -> mask of its granules [n, 64 * k]."""
-    return None if mask is None else np.repeat(mask, granule.shape[1] // LANES, axis=1)
-
-
-def gather(m: Machine, g: Group, at: np.ndarray, size: int) -> np.ndarray:
-    """LDS contents at byte addresses [n, 64] -> uint32 [words, n, 64]."""
-    base = g.workgroup * m.lds_stride
+def gather(m: Machine, p: Place, size: int) -> np.ndarray:
+    """LDS contents of a place -> uint32 [words, n, 64]."""
+    where = p.where
     if size < 4:
-        return m.lds_words(size)[(at + base[:, None]) >> (size - 1)].astype(U32)[None]
-    if not (at & 3).any():
-        index = (at + base[:, None]) >> 2
-        return m.lds_words(4)[index[None] + np.arange(size // 4)[:, None, None]]
-    raw = m.lds[(at + base[:, None])[..., None] + np.arange(size)]
+        return m.lds_words(size).take(where >> (size - 1)).astype(U32)[None]
+    if size in (8, 16) and p.alignment >= size:
+        rows = m.lds_words(4).reshape(-1, size // 4).take(where // size, axis=0)
+        return np.moveaxis(rows, -1, 0)
+    if p.alignment >= 4:
+        return m.lds_words(4).take((where >> 2)[None] + np.arange(size // 4)[:, None, None])
+    raw = m.lds[where[..., None] + np.arange(size)]
     return np.moveaxis(raw.view(U32), -1, 0)
 
 
-def scatter(m: Machine, g: Group, at: np.ndarray, size: int, data: np.ndarray, mask: np.ndarray | None) -> None:
-    """uint32 [words, n, 64] -> LDS at byte addresses [n, 64]."""
-    where = at + (g.workgroup * m.lds_stride)[:, None]
+def scatter(m: Machine, where: np.ndarray, size: int, data: np.ndarray, mask: np.ndarray | None) -> None:
+    """uint32 [words, n, 64] -> LDS at byte positions [n, 64] of the batch's LDS."""
     if mask is not None:
         where, data = where[mask], data[:, mask]
     if size < 4:
         m.lds_words(size)[where >> (size - 1)] = data[0].astype(np.uint8 if size == 1 else np.uint16)
+    elif size in (8, 16) and not (where & (size - 1)).any():
+        m.lds_words(4).reshape(-1, size // 4)[where // size] = np.moveaxis(data, 0, -1)
     elif not (where & 3).any():
         index = where >> 2
         words = m.lds_words(4)
@@ -193,8 +207,10 @@ def _sign(data: np.ndarray, bits: int) -> np.ndarray:
 
 
 def transpose(data: np.ndarray, bits: int) -> np.ndarray:
-    """What a transposing read gives: 16 lanes hold rows of a tile with 64 / bits columns... each group of 16 lanes reads
-    16 x 64-bit pieces, taken as a matrix of k = 64 / bits rows by 16 columns (row j in lanes j * 16 / k onward), and lane
+    """What a transposing read gives: 16 lanes hold rows of a tile with 64 / bits columns... each group of 16 lanes
+    reads
+    16 x 64-bit pieces, taken as a matrix of k = 64 / bits rows by 16 columns (row j in lanes j * 16 / k onward), and
+    lane
     i gets column i. uint32 [words, n, 64] -> the same shape."""
     words, n, _ = data.shape
     per = 32 * words // bits  # elements a lane
@@ -248,20 +264,8 @@ def _issue(m: Machine, g: Group, where: int, sample: Callable, mask, ticket, reg
     g.issue(g.ds, p, LGKM_MAX)
 
 
-def _read_track(m: Machine, g: Group, i: Instruction, at, size: int, mask):
-    if m.races is None:
-        return None
-    granule = granules(m, at, size)
-    lanes = spread(mask, granule)
-    never = m.races.unwritten(g, granule, lanes)
-    if never.any():
-        row, column = (int(x[0]) for x in np.nonzero(never))
-        m.report(
-            "uninitialised-lds",
-            f"reads LDS byte {int(granule[row, column]) * m.granule}, which nothing has written", g,
-            never.reshape(g.n, LANES, -1).any(-1),
-        )  # fmt: skip
-    return m.races.read(g, granule, lanes, g.pc)
+def _read_track(m: Machine, g: Group, p: Place) -> np.ndarray | None:
+    return None if m.races is None else m.races.read(g, p, g.pc)
 
 
 def _read(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
@@ -274,8 +278,10 @@ def _read(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
     signed = 8 * size if "_i8" in name or "_i16" in name else 0
     bits = int(name.rsplit("_b", 1)[1]) if "_tr_" in name else 0
 
-    def sample(g: Group, at: np.ndarray) -> np.ndarray:
-        data = gather(m, g, at, size)
+    site = Site(i, m, size, offset, ALIGN[size])
+
+    def sample(p: Place) -> np.ndarray:
+        data = gather(m, p, size)
         if signed:
             data = _sign(data, signed)
         if keep:
@@ -283,14 +289,13 @@ def _read(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
         return transpose(data, bits) if bits else data
 
     def run(g: Group) -> None:
-        at = (np.broadcast_to(read(g), (g.n, LANES)).astype(np.int64)) + offset
         if bits and not g.full:
             m.report("exec-not-full", "a transposing read needs all lanes: others' data is undefined", g, ~g.exec)
-        at, mask = _checked(i, m, g, at, size, ALIGN[size])
-        ticket = _read_track(m, g, i, at, size, mask)
+        p = site.place(g, read(g))
+        ticket = _read_track(m, g, p)
         if m.trace is not None:
-            m.trace.lds(g, i, at, size, mask)
-        _issue(m, g, where, lambda: sample(g, at), mask, ticket, registers, keep)
+            m.trace.lds(g, i, p.at, size, p.mask)
+        _issue(m, g, where, lambda: sample(p), p.mask, ticket, registers, keep)
 
     return run
 
@@ -299,31 +304,27 @@ def _read2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int])
     where, read = b.registers.index(i.operands[0].index), b.raw(i.operands[1])
     words = size // 4
     registers = frozenset(range(where, where + 2 * words))
+    sites = [Site(i, m, size, offset, 4) for offset in offsets]
 
     def run(g: Group) -> None:
-        base = np.broadcast_to(read(g), (g.n, LANES)).astype(np.int64)
-        places, tickets, lanes = [], [], None
-        for k in (0, 1):
-            at, lanes = _checked(i, m, g, base + offsets[k], size, 4)
-            tickets.append(_read_track(m, g, i, at, size, lanes))
-            if m.trace is not None:
-                m.trace.lds(g, i, at, size, lanes)
-            places.append(at)
+        base = read(g)
+        places = [site.place(g, base) for site in sites]
+        tickets = [_read_track(m, g, p) for p in places]
+        if m.trace is not None:
+            for p in places:
+                m.trace.lds(g, i, p.at, size, p.mask)
         ticket = None if tickets[0] is None else np.stack(tickets, 1)
-        sample = lambda: np.concatenate([gather(m, g, at, size) for at in places])
-        _issue(m, g, where, sample, lanes, ticket, registers)
+        sample = lambda: np.concatenate([gather(m, p, size) for p in places])
+        _issue(m, g, where, sample, places[0].mask, ticket, registers)
 
     return run
 
 
 # -- writes
-def _store_track(m: Machine, g: Group, i: Instruction, at, size: int, mask) -> np.ndarray | None:
-    ticket = None
-    if m.races is not None:
-        granule = granules(m, at, size)
-        ticket = m.races.write(g, granule, spread(mask, granule), g.pc, DS)
+def _store_track(m: Machine, g: Group, i: Instruction, p: Place, size: int) -> np.ndarray | None:
+    ticket = m.races.write(g, p, g.pc, DS) if m.races is not None else None
     if m.trace is not None:
-        m.trace.lds(g, i, at, size, mask)
+        m.trace.lds(g, i, p.at, size, p.mask)
     return ticket
 
 
@@ -350,15 +351,15 @@ def _write(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
     read, words = b.raw(i.operands[0]), max(1, size // 4)
     values = [b.raw(i.operands[1], k) for k in range(words)]
     high = i.name.endswith("_d16_hi")
+    site = Site(i, m, size, offset, ALIGN[size])
 
     def run(g: Group) -> None:
-        at = np.broadcast_to(read(g), (g.n, LANES)).astype(np.int64) + offset
-        at, mask = _checked(i, m, g, at, size, ALIGN[size])
+        p = site.place(g, read(g))
         data = np.stack([np.broadcast_to(v(g), (g.n, LANES)) for v in values])
         if high:
             data = data >> U32(16)
-        ticket = _store_track(m, g, i, at, size, mask)
-        _issue_store(m, g, lambda: scatter(m, g, at, size, data, mask), ticket)
+        ticket = _store_track(m, g, i, p, size)
+        _issue_store(m, g, lambda: scatter(m, p.where, size, data, p.mask), ticket)
 
     return run
 
@@ -366,19 +367,20 @@ def _write(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
 def _write2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int]) -> Callable[[Group], None]:
     read, words = b.raw(i.operands[0]), size // 4
     values = [[b.raw(o, k) for k in range(words)] for o in i.operands[1:3]]
+    sites = [Site(i, m, size, offset, 4) for offset in offsets]
 
     def run(g: Group) -> None:
-        base = np.broadcast_to(read(g), (g.n, LANES)).astype(np.int64)
+        base = read(g)
         tickets, stores = [], []
         for k in (0, 1):
-            at, mask = _checked(i, m, g, base + offsets[k], size, 4)
+            p = sites[k].place(g, base)
             data = np.stack([np.broadcast_to(v(g), (g.n, LANES)) for v in values[k]])
-            tickets.append(_store_track(m, g, i, at, size, mask))
-            stores.append((at, data, mask))
+            tickets.append(_store_track(m, g, i, p, size))
+            stores.append((p, data))
 
         def put() -> None:
-            for at, data, mask in stores:
-                scatter(m, g, at, size, data, mask)
+            for p, data in stores:
+                scatter(m, p.where, size, data, p.mask)
 
         _issue_store(m, g, put, None if tickets[0] is None else np.stack(tickets, 1))
 
@@ -387,7 +389,8 @@ def _write2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int]
 
 # -- between lanes, through the LDS unit but not its memory
 def _permute(i: Instruction, b: Binder, m: Machine, push: bool) -> Callable[[Group], None]:
-    """ds_bpermute: lane i reads lane (address[i] + offset) / 4, 0 from inactive ones. ds_permute: lane i sends there."""
+    """ds_bpermute: lane i reads lane (address[i] + offset) / 4, 0 from inactive ones. ds_permute: lane i sends
+    there."""
     where, offset = b.registers.index(i.operands[0].index), i.mods.get("offset", 0)
     address, value = b.raw(i.operands[1]), b.raw(i.operands[2])
     registers = frozenset((where,))
@@ -453,11 +456,12 @@ def _atomic(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
     read, value = b.raw(i.operands[first]), b.raw(i.operands[first + 1])
     where = b.registers.index(i.operands[0].index) if returns else 0
     registers = frozenset((where,)) if returns else frozenset()
+    site = Site(i, m, 4, offset, 4)
 
     def run(g: Group) -> None:
-        at = np.broadcast_to(read(g), (g.n, LANES)).astype(np.int64) + offset
-        at, mask = _checked(i, m, g, at, 4, 4)
-        ticket = _read_track(m, g, i, at, 4, mask)
+        p = site.place(g, read(g))
+        at, mask = p.at, p.mask
+        ticket = _read_track(m, g, p)
         if m.trace is not None:
             m.trace.lds(g, i, at, 4, mask)
         x = np.broadcast_to(value(g), (g.n, LANES))

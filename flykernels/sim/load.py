@@ -11,7 +11,7 @@ import numpy as np
 from ..codeobject import CodeObject
 from .asm import Code, parse
 from .errors import BadArguments, BadCodeObject
-from .kernel import KernelInfo, kernels_of_text, require_gfx950
+from .kernel import KernelInfo, check_text, kernels_of_text
 
 
 @dataclass
@@ -46,9 +46,10 @@ def load(what: CodeObject | bytes | str | os.PathLike, entry: str | None = None)
     if isinstance(what, (bytes, bytearray, memoryview)):
         from .elf import read
 
-        code, kernels, data = read(bytes(what))
-        return Loaded(code, choose(kernels, entry), data)
+        code, kernels, segments = read(bytes(what))
+        return Loaded(code, choose(kernels, entry), segments)
     if isinstance(what, str):
+        check_text(what)
         code = parse(what)
         return Loaded(code, choose(kernels_of_text(what, code.labels), entry), [])
     raise BadCodeObject(f"cannot read a kernel from {type(what).__name__}: give a CodeObject, bytes, a path or text")
@@ -63,6 +64,3 @@ def choose(kernels: dict[str, KernelInfo], entry: str | None) -> KernelInfo:
     if len(kernels) != 1:
         raise BadArguments(f"the code object has several kernels ({names}): name one with entry=")
     return next(iter(kernels.values()))
-
-
-__all__ = ["Loaded", "choose", "load", "require_gfx950"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,12 @@ class Machine:
         self.instructions, self.memory, self.collector = instructions, memory, collector
         self.register_name = register_name
         self.check, self.poison = True, True
-        self.trace = None
+        self.trace: Any = None
         self.delayed: tuple[int, int] | None = None
         self.delay_mode = False
         self.operations: dict[int, int] = {}
+        self.operation_log: dict[int, list[int]] | None = None
+        self.wave_order: list[int] | None = None
         self.lds_bytes = self.lds_stride = 0
         self.granule = 4
         self.races: Races | None = None
@@ -53,7 +56,7 @@ class Machine:
         self.races = None
         if self.check and lds_bytes:
             waves = np.arange(len(group_ids) * waves_each).reshape(len(group_ids), waves_each)
-            self.races = Races(waves, -(-self.lds_stride // granule), self.report_race)
+            self.races = Races(waves, -(-self.lds_stride // granule), self.report_race, self.report_unwritten)
 
     def lds_words(self, size: int) -> np.ndarray:
         """LDS as elements of 1, 2 or 4 bytes."""
@@ -66,7 +69,13 @@ class Machine:
         wave = int(g.waves[0])
         number = self.operations.get(wave, 0)
         self.operations[wave] = number + 1
+        if self.operation_log is not None:
+            self.operation_log.setdefault(wave, []).append(g.pc)
         return self.delayed == (wave, number)
+
+    def order(self, waves: int) -> list[int]:
+        """The order in which delay mode runs a workgroup's waves between barriers."""
+        return self.wave_order if self.wave_order is not None else list(range(waves))
 
     # -- findings
     def report(self, kind: str, message: str, g: Group, lanes: np.ndarray | None = None) -> None:
@@ -81,6 +90,14 @@ class Machine:
             kind, message, self.instructions[g.pc], g.pc, workgroup=workgroup, waves=tuple(sorted(set(waves)))
         )
 
+    def report_unwritten(self, g: Group, place, never: np.ndarray) -> None:
+        """A read of LDS that nothing has written."""
+        row, column = (int(x[0]) for x in np.nonzero(never))
+        self.report(
+            "uninitialised-lds",
+            f"reads LDS byte {int(place.granule[row, column]) * self.granule}, which nothing has written", g, never,
+        )  # fmt: skip
+
     def report_race(self, kind, g: Group, row: int, pc: int, other_pc: int, other_wave: int, granules, words) -> None:
         """A race between the group's wave `row` and another wave, in the message of the issue's form."""
         verb, did, rule, when = words
@@ -90,7 +107,8 @@ class Machine:
         me, he = int(g.local[row]), other_wave % each
         self.collector.add(
             kind,
-            f"wave {me} {verb} wave {he} {did} at {there.where} ({there.text}): LDS bytes {low} to {high}, {rule}; {when}",
+            f"wave {me} {verb} wave {he} {did} at {there.where} ({there.text}): LDS bytes {low} to {high}, {rule}; "
+            f"{when}",
             self.instructions[pc], pc, other_pc,
             workgroup=self.group_ids[int(g.workgroup[row])], waves=(me, he),
             other=f"{there.where}: {there.text}" + (f" at {there.source}" if there.source else ""),

@@ -1,9 +1,12 @@
 """Matrix instructions (MFMA): which lane holds what, and the product in f32 (f64 for f64, exact for integers).
 
-Layouts, established as said: AMD's matrix instruction calculator and the CDNA3 ISA for the unscaled shapes (lane = row +
-rows * group, group g holds k = elements * g + e); for the scaled f8f6f4 shapes the facts probed against kernels proven on
+Layouts, established as said: AMD's matrix instruction calculator and the CDNA3 ISA for the unscaled shapes (lane =
+row +
+rows * group, group g holds k = elements * g + e); for the scaled f8f6f4 shapes the facts probed against kernels
+proven on
 hardware: fp4 and fp6 lanes hold 32 consecutive k; fp8 lanes hold two runs of 16, k = half * K/2 + 16 * g + e; one E8M0
-scale a lane covers the block k // 32 = lane group. EXEC is ignored. The hardware's own order of additions is not public;
+scale a lane covers the block k // 32 = lane group. EXEC is ignored. The hardware's own order of additions is not
+public;
 sums here are f32 over whole products, so results agree to f32 accumulation error, not bit by bit.
 """
 
@@ -96,18 +99,23 @@ def unpack_scaled(x: np.ndarray, code: int, rows: int) -> np.ndarray:
 
 
 # -- D [waves, rows, columns] <-> accumulator registers [count, waves, 64]
+def register_rows(x: np.ndarray, rows: int) -> np.ndarray:
+    """A's rows [..., rows] in the order of D's registers: row 4 * groups * block + 4 * group + j lies in register
+    4 * block + j of the lanes of `group`, so with this order a product's rows are registers with their lanes."""
+    groups = LANES // rows
+    split = x.reshape(*x.shape[:-1], rows // (4 * groups), groups, 4)
+    return np.ascontiguousarray(split.swapaxes(-1, -2)).reshape(x.shape)
+
+
 def add_into(g: Group, where: int, c: np.ndarray | None, product: np.ndarray, rows: int, dtype) -> None:
-    """D = C + product: lane holds column lane % rows of 4 consecutive rows, at 4 * group + 4 * groups * (i // 4)."""
-    n, groups = g.n, LANES // rows
-    blocks = rows // (4 * groups)
-    tiles = product.reshape(n, blocks, groups, 4, rows).transpose(1, 3, 0, 2, 4)  # [blocks, 4, n, groups, rows]
-    count = 4 * blocks
-    view = g.VF if dtype is F32 else g.VI
-    target = view[where : where + count].reshape(blocks, 4, n, groups, rows)
+    """D = C + product, whose rows are in register order (see register_rows): [n, rows, rows] -> [registers, n, 64]."""
+    count = rows * rows // LANES
+    tiles = product.reshape(g.n, count, LANES).swapaxes(0, 1)
+    target = (g.VF if dtype is F32 else g.VI)[where : where + count]
     if c is None:
         target[...] = tiles
     else:
-        np.add(c if np.ndim(c) == 0 else c.reshape(blocks, 4, n, groups, rows), tiles, out=target, casting="unsafe")
+        np.add(c, tiles, out=target, casting="unsafe")
 
 
 def _accumulator(o: Operand, b: Binder, count: int, dtype) -> Callable[[Group], np.ndarray | None]:
@@ -145,10 +153,10 @@ def _plain(i: Instruction, b: Binder, rows: int, k: int, ta: str, tb: str, bits:
         return _double(i, b, rows, where, ra, rb, registers, c)
     dtype = F32 if out == "f32" else np.int32
     accumulator = _accumulator(c, b, rows * rows // LANES, dtype)
-    form_a, form_b = (ta, registers, rows), (tb, registers, rows)
+    form_a, form_b = (ta, registers, rows, "A"), (tb, registers, rows, "B")
 
     def run(g: Group) -> None:
-        x = _cached(g, ra, form_a, lambda: unpack(g.V[ra : ra + registers], ta, rows))
+        x = _cached(g, ra, form_a, lambda: register_rows(unpack(g.V[ra : ra + registers], ta, rows), rows))
         y = _cached(g, rb, form_b, lambda: unpack(g.V[rb : rb + registers], tb, rows))
         product = np.matmul(x.swapaxes(1, 2), y)
         if dtype is not F32:
@@ -197,11 +205,12 @@ def _scaled(i: Instruction, b: Binder, has_scale: bool, rows: int):
 
     def scale(g: Group, k: int) -> np.ndarray:
         byte = (np.broadcast_to(scales[k](g), (g.n, LANES)) >> shifts[k]) & U32(255)
-        return convert.E8M0[byte].reshape(g.n, groups, 1, rows)
+        values = convert.E8M0[byte].reshape(g.n, groups, 1, rows)
+        return register_rows(values, rows) if k == 0 else values
 
     def run(g: Group) -> None:
-        x = _cached(g, ra, (fa, na, rows), lambda: unpack_scaled(g.V[ra : ra + na], fa, rows))
-        y = _cached(g, rb, (fb, nb, rows), lambda: unpack_scaled(g.V[rb : rb + nb], fb, rows))
+        x = _cached(g, ra, (fa, "A"), lambda: register_rows(unpack_scaled(g.V[ra : ra + na], fa, rows), rows))
+        y = _cached(g, rb, (fb, "B"), lambda: unpack_scaled(g.V[rb : rb + nb], fb, rows))
         if has_scale:
             x, y = x * scale(g, 0), y * scale(g, 1)
         x, y = x.reshape(g.n, -1, rows), y.reshape(g.n, -1, rows)

@@ -23,7 +23,8 @@ Writer = Callable[[Group, np.ndarray], None]
 
 
 class Registers:
-    """Where a register lies in `Group.V`: architectural ones first, then the accumulation registers that the kernel uses."""
+    """Where a register lies in `Group.V`: architectural ones first, then the accumulation registers that the kernel
+    uses."""
 
     def __init__(self, instructions: list[Instruction], at_least: int = 1):
         top, acc = at_least, 0

@@ -1,6 +1,7 @@
 """Packed and mixed-precision vector instructions (VOP3P), and conversions to and from fp8, fp6 and fp4.
 
-Semantics: CDNA3 ISA reference, "VOP3P"; the `scalef32` conversions, new on gfx950, from LLVM's definitions: the value is
+Semantics: CDNA3 ISA reference, "VOP3P"; the `scalef32` conversions, new on gfx950, from LLVM's definitions: the value
+is
 divided by the scale (a power of two, f32) on the way down and multiplied by it on the way up.
 """
 
@@ -181,7 +182,8 @@ def _dot2(unpack: Callable):
 
 # -- fp8
 def _to_fp8(fmt: convert.Small):
-    """v_cvt_pk_fp8_f32 / bf8: two f32 into one half of the destination (op_sel[2..3]); the other half stays. Values above
+    """v_cvt_pk_fp8_f32 / bf8: two f32 into one half of the destination (op_sel[2..3]); the other half stays. Values
+    above
     the largest become NaN or infinity, unless the MODE register's FP16_OVFL bit saturates them; it is 0 here."""
 
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:

@@ -1,4 +1,5 @@
-"""A kernel's instructions, bound: each with its function, the registers it touches, and how it moves the program counter."""
+"""A kernel's instructions, bound: each with its function, the registers it touches, and how it moves the program
+counter."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
 """Who may touch LDS when: a happens-before checker for waves, barriers and waits.
 
-`s_barrier` orders waves, not memory. Let bc(v) be the barriers that wave v has executed. An access X of wave w *retires* at
-the s_waitcnt that covers it (vmcnt for direct loads, lgkmcnt for ds_ instructions) with stamp c(X) = bc(w); until then its
+`s_barrier` orders waves, not memory. Let bc(v) be the barriers that wave v has executed. An access X of wave w
+*retires* at
+the s_waitcnt that covers it (vmcnt for direct loads, lgkmcnt for ds_ instructions) with stamp c(X) = bc(w); until
+then its
 stamp is infinite. For a conflicting access Y issued by another wave v: X happens before Y if and only if c(X) < bc(v).
 Within one wave X must have retired, except that LDS instructions are in order among themselves. This holds for any
-interleaving of the waves, so a run in any order finds every race of the executed path, staggered groups of waves included.
+interleaving of the waves, so a run in any order finds every race of the executed path, staggered groups of waves
+included.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 NEVER = np.int32(2**30)
+NOTHING = np.zeros(1, bool)
 DS, DIRECT = 0, 1  # through the LDS unit, or a direct load from memory
 PATH = ("ds", "direct load")
 
@@ -46,17 +50,63 @@ class Tickets:
         self.stamp[tickets] = barriers if tickets.ndim == 1 else barriers[:, None]
 
 
+class Place:
+    """Where an access of a group lies in LDS, worked out once for addresses that come again (a loop's, mostly).
+
+    at       [n, 64] byte addresses in the workgroup's LDS; `mask` the lanes that take part, None for all
+    granule  [n, m] granules touched; `lanes` [n, m] which count, None for all
+    """
+
+    __slots__ = (
+        "alignment",
+        "all_readers",
+        "apart",
+        "at",
+        "granule",
+        "lanes",
+        "mask",
+        "raw",
+        "readers",
+        "where",
+        "writers",
+    )
+
+    def __init__(
+        self, g, at: np.ndarray, mask: np.ndarray | None, size: int, granule: int, races: Races | None, stride
+    ):
+        self.at, self.mask, self.raw = at, mask, None
+        self.where = at + (g.workgroup * stride)[:, None]
+        bits = int(np.bitwise_or.reduce(self.where, axis=None)) | 64
+        self.alignment = bits & -bits  # a power of two that divides every address
+        if races is None:
+            return
+        if size <= granule:
+            found = at // granule
+        else:
+            found = ((at[:, :, None] + np.arange(0, size, granule)) // granule).reshape(len(at), -1)
+        self.granule = found
+        self.lanes = None if mask is None else np.repeat(mask, found.shape[1] // at.shape[1], axis=1)
+        self.writers = found + (g.workgroup * races.granules)[:, None]
+        self.readers = found + (g.waves * races.granules)[:, None]
+        each = self.writers if self.lanes is None else np.where(self.lanes, self.writers, -1)
+        owners = [np.unique(row) for row in each]
+        self.apart = sum(map(len, owners)) == len(np.unique(each)) or len(owners) == 1
+        waves = races.waves_of[g.workgroup]
+        self.all_readers = found[:, None, :] + (waves * races.granules)[:, :, None]
+
+
 class Races:
     """The last writer and each wave's last read of every granule of LDS.
 
     waves_of   [workgroups, waves each] wave numbers of the batch
     granules   LDS granules a workgroup; a granule is as small as the smallest store of the kernel, so that neighbours
                written by different waves are not mistaken for one
-    report     (kind, message, pc, pc of the other, waves, granules) -> None
+    report     hears of races, see Machine.report_race; `unwritten` (group, place, granules [n, m]) of reads of what
+               nothing has written
     """
 
-    def __init__(self, waves_of: np.ndarray, granules: int, report: Callable) -> None:
-        self.waves_of, self.granules, self.report = waves_of, granules, report
+    def __init__(self, waves_of: np.ndarray, granules: int, report: Callable, unwritten: Callable) -> None:
+        self.waves_of, self.granules, self.report, self.unwritten = waves_of, granules, report, unwritten
         groups, each = waves_of.shape
         self.tickets = Tickets(waves_of.size)
         self.writer = np.zeros(groups * granules, np.int32)
@@ -64,23 +114,27 @@ class Races:
         self.first_wave = waves_of[:, 0]
         self.each = each
 
-    def read(self, g, granule: np.ndarray, lanes: np.ndarray | None, pc: int) -> np.ndarray:
-        """Waves of group g read granules [n, m] (LDS of their workgroup; `lanes` [n, m] says which count)."""
-        flat = granule + (g.workgroup * self.granules)[:, None]
-        if lanes is not None:
-            flat = np.where(lanes, flat, flat[:, :1] if lanes[:, :1].all() else 0)
-        ticket = self.writer[flat]
-        late = self.tickets.stamp[ticket] >= g.barriers[:, None].astype(np.int32)
-        if lanes is not None:
-            late &= lanes
-        if late.any():
-            self._judge_read(g, granule, ticket, late, pc)
+    def read(self, g, p: Place, pc: int) -> np.ndarray:
+        """Waves of group g read the granules of a place."""
+        ticket = self.writer.take(p.writers)
+        stamps = self.tickets.stamp.take(ticket)
+        if stamps.max() >= g.first_barrier:
+            late = stamps >= g.barriers32[:, None]
+            if p.lanes is not None:
+                late &= p.lanes
+            if late.any():
+                self._judge_read(g, p.granule, ticket, late, pc)
+        if stamps.min() < 0:  # ticket 0: nothing has written there
+            never = ticket == 0
+            if p.lanes is not None:
+                never &= p.lanes
+            if never.any():
+                self.unwritten(g, p, never)
         mine = self.tickets.issue(g.waves, DS, pc)
-        slot = granule + (g.waves * self.granules)[:, None]
-        if lanes is None:
-            self.reader[slot] = mine[:, None]
+        if p.lanes is None:
+            self.reader[p.readers] = mine[:, None]
         else:
-            self.reader[slot[lanes]] = np.broadcast_to(mine[:, None], slot.shape)[lanes]
+            self.reader[p.readers[p.lanes]] = np.broadcast_to(mine[:, None], p.readers.shape)[p.lanes]
         return mine
 
     def _judge_read(self, g, granule, ticket, late, pc) -> None:
@@ -93,17 +147,13 @@ class Races:
         if own.any():
             self._tell(g, own, granule, ticket, pc, "lds-in-flight", "reads LDS that", "loads into", "own direct load")
 
-    def write(self, g, granule: np.ndarray, lanes: np.ndarray | None, pc: int, kind: int) -> np.ndarray:
-        """Waves of group g write granules [n, m]."""
-        t = self.tickets
-        flat = granule + (g.workgroup * self.granules)[:, None]
-        if lanes is not None:
-            flat = np.where(lanes, flat, 0)
-        ticket = self.writer[flat]
-        stamps = t.stamp[ticket]
-        bars = g.barriers.astype(np.int32)
-        late = stamps >= bars[:, None]
-        if lanes is not None:
+    def write(self, g, p: Place, pc: int, kind: int) -> np.ndarray:
+        """Waves of group g write the granules of a place."""
+        t, lanes, granule = self.tickets, p.lanes, p.granule
+        ticket = self.writer.take(p.writers)
+        stamps = t.stamp.take(ticket)
+        late = stamps >= g.barriers32[:, None] if stamps.max() >= g.first_barrier else NOTHING
+        if lanes is not None and late is not NOTHING:
             late &= lanes
         if late.any():
             other = t.wave[ticket] != g.waves[:, None]
@@ -115,18 +165,13 @@ class Races:
             own = late & ~other & (stamps == NEVER) & (t.kind[ticket] != kind)
             if own.any():
                 self._tell(g, own, granule, ticket, pc, "lds-in-flight", "writes LDS that", "writes", "own, other path")
-        # readers: every wave of the workgroup, [n, waves, m]
-        waves = self.waves_of[g.workgroup]
-        slot = granule[:, None, :] + (waves * self.granules)[:, :, None]
-        if lanes is not None:
-            slot = np.where(lanes[:, None, :], slot, 0)
-        reads = self.reader[slot]
-        stamps = t.stamp[reads]
-        late = stamps >= bars[:, None, None]
-        if lanes is not None:
+        reads = self.reader.take(p.all_readers)  # every wave of the workgroup: [n, waves, m]
+        stamps = t.stamp.take(reads)
+        late = stamps >= g.barriers32[:, None, None] if stamps.max() >= g.first_barrier else NOTHING
+        if lanes is not None and late is not NOTHING:
             late &= lanes[:, None, :]
         if late.any():
-            own = (waves == g.waves[:, None])[:, :, None]
+            own = (self.waves_of[g.workgroup] == g.waves[:, None])[:, :, None]
             late &= np.where(own, (stamps == NEVER) & (kind == DIRECT), True)
             for k in np.flatnonzero(late.any((0, 2))):
                 self._tell(
@@ -135,16 +180,17 @@ class Races:
                 )  # fmt: skip
         mine = t.issue(g.waves, kind, pc)
         if lanes is None:
-            self.writer[flat] = mine[:, None]
+            self.writer[p.writers] = mine[:, None]
         else:
-            self.writer[flat[lanes]] = np.broadcast_to(mine[:, None], flat.shape)[lanes]
+            self.writer[p.writers[lanes]] = np.broadcast_to(mine[:, None], p.writers.shape)[lanes]
+        if not p.apart:  # two waves of the group write one granule in the same step
+            now = self.writer.take(p.writers)
+            clash = now != mine[:, None]
+            if lanes is not None:
+                clash &= lanes
+            if clash.any():
+                self._tell(g, clash, granule, now, pc, "lds-race", "overwrites LDS that", "writes", "write after write")
         return mine
-
-    def unwritten(self, g, granule: np.ndarray, lanes: np.ndarray | None) -> np.ndarray:
-        """[n, m] granules never written in this workgroup's life."""
-        flat = granule + (g.workgroup * self.granules)[:, None]
-        never = self.writer[flat if lanes is None else np.where(lanes, flat, 0)] == 0
-        return never if lanes is None else never & lanes
 
     def _tell(self, g, bad, granule, ticket, pc, kind, verb, did, rule) -> None:
         t = self.tickets

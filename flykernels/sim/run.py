@@ -29,7 +29,7 @@ LDS_LIMIT = 160 * 1024  # bytes of LDS a compute unit of gfx950 has
 class Counters:
     """What ran.
 
-    instructions  wave-instructions; `by_name` by mnemonic; `seconds` of wall time the simulation took (this machine's)
+    instructions  wave-instructions; `by_name` by mnemonic; `seconds` of processor time that the simulation took (this machine's)
     hits          times each instruction of the code object ran, in waves
     """
 
@@ -42,7 +42,7 @@ class Counters:
 
     @property
     def rate(self) -> float:
-        """Wave-instructions simulated per second of wall time."""
+        """Wave-instructions simulated per second of processor time."""
         return self.instructions / self.seconds if self.seconds else 0.0
 
 
@@ -120,6 +120,8 @@ class Simulation:
         waivers: Iterable[Waiver] = (), block: Sequence[int] | None = None, shared_bytes: int = 0,
         outputs: Iterable[int] | None = None, budget: int = BUDGET, trace: Any = None,
     ):  # fmt: skip
+        self.loaded = loaded
+        self.program: Program
         kernel = self.kernel = loaded.kernel
         self.grid = _three(grid, "grid", zero=True)
         self.block = _three(block or kernel.required_size or (kernel.workgroup_size,), "block")
@@ -152,14 +154,14 @@ class Simulation:
         per_batch = max(1, WAVES_AT_ONCE // self.waves_each)
         if self.machine.trace is not None or self.machine.delay_mode:
             per_batch = 1
-        start = time.perf_counter()
+        start = time.process_time()
         with np.errstate(all="ignore"):
             try:
                 for k in range(0, len(ids), per_batch):
                     self._batch(ids[k : k + per_batch])
             finally:
                 self.launch.copy_back()
-        counters = self._count(len(ids), time.perf_counter() - start)
+        counters = self._count(len(ids), time.process_time() - start)
         return SimResult(self.kernel.name, self.collector.findings, counters, self.machine.trace)
 
     def _count(self, workgroups: int, seconds: float) -> Counters:
@@ -187,8 +189,7 @@ class Simulation:
         while groups:
             waiting = self._to_barrier(groups, barriers)
             for w in waiting:
-                w.barriers = w.barriers + 1
-                w.pc += 1
+                w.pass_barrier()
             groups = self._merge(waiting)
         if self.check:
             self._same_barriers(barriers, ids)
@@ -199,7 +200,8 @@ class Simulation:
             counts = each[k]
             few, many = int(counts.argmin()), int(counts.argmax())
             self.collector.add(
-                "barrier-divergence", f"wave {few} ended after {counts[few]} barriers, wave {many} after {counts[many]}",
+                "barrier-divergence", f"wave {few} ended after {counts[few]} barriers, "
+                f"wave {many} after {counts[many]}",
                 workgroup=ids[k], waves=(few, many),
             )  # fmt: skip
 
@@ -237,7 +239,8 @@ class Simulation:
         return waiting
 
     def _run(self, g: Group, stop: int) -> list[Group]:
-        """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another group
+        """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another
+        group
         stands."""
         bound, hits, n = self.program.bound, self.hits, g.n
         trace = self.machine.trace
@@ -278,7 +281,7 @@ class Simulation:
                         return [g.take(np.flatnonzero(taken), b.target), g.take(np.flatnonzero(~taken), pc + 1)]
                     else:
                         pc += 1
-            elif kind == BARRIER or kind == END:
+            elif kind in (BARRIER, END):
                 g.pc = pc
                 self.left = left
                 return [g]

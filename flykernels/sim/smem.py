@@ -1,4 +1,5 @@
-"""Scalar memory: loads from memory into scalar registers. They return out of order, so only lgkmcnt(0) waits for them."""
+"""Scalar memory: loads from memory into scalar registers. They return out of order, so only lgkmcnt(0) waits for
+them."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def _time(i: Instruction) -> Callable[[Group], None]:
 
 
 def _hardware_register(i: Instruction) -> Callable[[Group], None]:
-    """Reads of identity registers (XCC_ID, HW_ID) give 0; writes of MODE other than what the descriptor set are refused,
+    """Reads of identity registers (XCC_ID, HW_ID) give 0; writes of MODE other than what the descriptor set are
+    refused,
     since rounding and denormals are fixed in this simulator."""
     text = i.operands[1].word if i.name == "s_getreg_b32" else i.operands[0].word
     if i.name == "s_getreg_b32":

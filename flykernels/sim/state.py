@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class Pending:
     ticket: np.ndarray | None = None
     holds: int = 1
     pc: int = -1
-    extra: object = None
+    extra: Any = None
 
     def take(self, index: np.ndarray) -> Pending:
         """The same operation for some of the waves."""
@@ -91,7 +92,8 @@ class Pending:
 class Group:
     """Waves in lockstep.
 
-    waves      [n] numbers in the batch; `workgroup` [n] their workgroup's number in the batch; `local` [n] in the workgroup
+    waves      [n] numbers in the batch; `workgroup` [n] their workgroup's number in the batch; `local` [n] in the
+               workgroup
     V          [registers, n, 64] uint32; VF and VI are the same as float32 and int32
     S          [128, n] int64 holding 32-bit values; scc [n] int64
     exec       [n, 64] bool; full: all of it set
@@ -111,6 +113,8 @@ class Group:
         self.full = True
         self.pc = 0
         self.barriers = np.zeros(n, np.int64)
+        self.barriers32, self.first_barrier = self.barriers.astype(np.int32), 0
+        self.key = waves.tobytes()
         self.vm: list[Pending] = []
         self.ds: list[Pending] = []
         self.sm: list[Pending] = []
@@ -122,6 +126,12 @@ class Group:
     def set_registers(self, v: np.ndarray) -> None:
         self.V = v
         self.VF, self.VI = v.view(np.float32), v.view(np.int32)
+
+    def pass_barrier(self) -> None:
+        self.barriers = self.barriers + 1
+        self.barriers32 = self.barriers.astype(np.int32)
+        self.first_barrier = int(self.barriers.min())
+        self.pc += 1
 
     # -- EXEC
     def refresh_exec(self) -> None:
@@ -157,6 +167,7 @@ class Group:
         g.set_registers(np.ascontiguousarray(self.V[:, index]))
         g.S, g.scc = np.ascontiguousarray(self.S[:, index]), self.scc[index]
         g.barriers, g.pc = self.barriers[index], pc
+        g.barriers32, g.key, g.first_barrier = self.barriers32[index], g.waves.tobytes(), int(g.barriers.min())
         g.scratch = None if self.scratch is None else self.scratch[index]
         g.refresh_exec()
         copies: dict[int, Pending] = {}
@@ -184,6 +195,7 @@ class Group:
         g.n, g.pc = len(order), first.pc
         g.set_registers(np.ascontiguousarray(cat("V", 1)))
         g.S, g.scc, g.barriers = np.ascontiguousarray(cat("S", 1)), cat("scc"), cat("barriers")
+        g.barriers32, g.key, g.first_barrier = g.barriers.astype(np.int32), g.waves.tobytes(), int(g.barriers.min())
         g.scratch = None if first.scratch is None else cat("scratch")
         g.refresh_exec()
         joined: dict[int, Pending] = {}

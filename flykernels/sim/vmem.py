@@ -1,21 +1,23 @@
 """Vector memory: buffer, global, flat and scratch loads, stores and atomics, and direct loads into LDS.
 
-Semantics: CDNA3 ISA reference, "Vector memory" and "Flat memory"; a raw buffer's range check is that of the ISA: each dword
+Semantics: CDNA3 ISA reference, "Vector memory" and "Flat memory"; a raw buffer's range check is that of the ISA: each
+dword
 is out of range if its offset (with the scalar offset) reaches num_records; reads give 0 and writes are dropped.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 
 import numpy as np
 
 from .asm import M0, Instruction
-from .lds import granules, land, retired, scatter, spread
+from .lds import land, scatter
 from .machine import Machine
 from .operands import Binder, bad, scalar
-from .races import DIRECT
+from .races import DIRECT, Place
 from .state import LANE, LANES, POISON, VM_MAX, Group, Pending
 
 U32, I64 = np.uint32, np.int64
@@ -54,8 +56,16 @@ def _addresses(i: Instruction, b: Binder, m: Machine, kind: str, action: str) ->
     return _flat(i, b, rest)
 
 
+@functools.cache
+def _all(n: int) -> np.ndarray:
+    """[n, 64] of True, shared: not to be written."""
+    made = np.ones((n, LANES), bool)
+    made.flags.writeable = False
+    return made
+
+
 def _mask(g: Group) -> np.ndarray:
-    return np.ones((g.n, LANES), bool) if g.full else g.exec
+    return _all(g.n) if g.full else g.exec
 
 
 def _buffer(i: Instruction, b: Binder, m: Machine, operands: list) -> Callable:
@@ -78,13 +88,20 @@ def _buffer(i: Instruction, b: Binder, m: Machine, operands: list) -> Callable:
         stride = word1 >> 16 & 0x3FFF
         if (word1 >> 31).any() or (g.S[r + 3] >> 23 & 1).any():
             raise bad(i, "a swizzled or thread-id-addressed buffer")
-        offset = np.zeros((g.n, LANES), I64) + immediate
         if reads is not None:
-            offset = offset + reads(g)
+            offset = np.broadcast_to(reads(g), (g.n, LANES)).astype(I64)
+            if immediate:
+                offset += immediate
+        else:
+            offset = np.full((g.n, LANES), immediate, I64)
         uniform = np.broadcast_to(soffset(g), g.n)
         mask = _mask(g)
         total = offset + uniform[:, None]
         limit = records[:, None]
+        place.inside = False  # type: ignore[attr-defined]
+        if index is None and total.max() + size <= records.min():
+            place.inside = True  # type: ignore[attr-defined]
+            return base[:, None] + total, mask
         if index is not None:
             at = index(g).astype(I64)
             structured = (stride != 0)[:, None]
@@ -101,7 +118,7 @@ def _buffer(i: Instruction, b: Binder, m: Machine, operands: list) -> Callable:
 
     def limits(g: Group, size: int, address: np.ndarray) -> np.ndarray | None:
         """For multi-dword accesses: dwords [words, n, 64] in range, None if all are."""
-        if size <= 4:
+        if size <= 4 or place.inside:  # type: ignore[attr-defined]
             return None
         base = g.S[r] | (g.S[r + 1] & 0xFFFF) << 32
         offset = address - base[:, None]
@@ -146,9 +163,10 @@ def _report(m: Machine, g: Group) -> Callable:
 
 
 def _aligned(m: Machine, g: Group, address: np.ndarray, mask: np.ndarray, size: int) -> None:
-    """Memory accesses of a dword and more need 4-byte alignment, shorts 2 (unaligned access mode is a driver's choice)."""
+    """Memory accesses of a dword and more need 4-byte alignment, shorts 2 (unaligned access mode is a driver's
+    choice)."""
     step = min(size, 4)
-    if step > 1:
+    if step > 1 and int(np.bitwise_or.reduce(address, axis=None)) & (step - 1):
         wrong = mask & ((address & (step - 1)) != 0)
         if wrong.any():
             m.report("misaligned", f"address {int(address[wrong][0]):#x} is not a multiple of {step}", g, wrong)
@@ -280,33 +298,41 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
     kind = i.name.split("_")[0]
     lane_bytes = LANE * step
 
-    def run(g: Group) -> None:
-        data, address, mask = _fetch(m, g, place, kind, size)
+    known: dict[bytes, tuple[np.ndarray, Place]] = {}
+
+    def target(g: Group) -> Place:
+        first = g.S[M0]
+        old = known.get(g.key)
+        if old is not None and g.full and np.array_equal(old[0], first):
+            return old[1]
         active = _mask(g)
-        at = (g.S[M0] & 0x3FFFF)[:, None] + immediate + lane_bytes
+        at = (first & 0x3FFFF)[:, None] + immediate + lane_bytes
         over = active & ((at + step > m.lds_bytes) | (at < 0))
         if over.any():
-            m.report(
-                "lds-bounds", f"loads into LDS bytes up to {int(at[over].max()) + step - 1} of {m.lds_bytes}", g, over
-            )
+            top = int(at[over].max()) + step - 1
+            m.report("lds-bounds", f"loads into LDS bytes up to {top} of {m.lds_bytes}", g, over)
             active = active & ~over
-        at = np.where(active, at, 0)
         lanes = None if active.all() else active
-        ticket = None
-        if m.races is not None:
-            granule = granules(m, at, step)
-            ticket = m.races.write(g, granule, spread(lanes, granule), g.pc, DIRECT)
+        made = Place(g, np.where(active, at, 0), lanes, step, m.granule, m.races, m.lds_stride)
+        if lanes is None:
+            known[g.key] = (first.copy(), made)
+        return made
+
+    def run(g: Group) -> None:
+        data, address, mask = _fetch(m, g, place, kind, size)
+        to = target(g)
+        ticket = m.races.write(g, to, g.pc, DIRECT) if m.races is not None else None
         p = Pending(
-            frozenset(), _land_direct, data, 0, lanes, 0, at, step, ticket, pc=g.pc, extra=_Landing(m),
+            frozenset(), _land_direct, data, 0, to.mask, 0, to.where, step, ticket, pc=g.pc, extra=_Landing(m),
         )  # fmt: skip
         late = m.late(g)
         if m.trace is not None:
             m.trace.memory(g, i, address, mask, size, direct=True)
         if late is False:
-            scatter(m, g, at, step, data, lanes)
+            scatter(m, to.where, step, data, to.mask)
             p.land, p.data = _retire_direct, None
         elif m.poison and late is None:
-            scatter(m, g, at, step, np.broadcast_to(POISON, data.shape), lanes)
+            scatter(m, to.where, step, np.broadcast_to(POISON, data.shape), to.mask)
         g.issue(g.vm, p, VM_MAX)
 
     return run
@@ -323,14 +349,14 @@ class _Landing:
 
 
 def _retire_direct(g: Group, p: Pending) -> None:
-    races = p.extra.machine.races  # type: ignore[attr-defined]
+    races = p.extra.machine.races
     if p.ticket is not None and races is not None:
         races.tickets.retire(p.ticket, g.barriers)
 
 
 def _land_direct(g: Group, p: Pending) -> None:
     assert p.slot is not None and p.data is not None
-    scatter(p.extra.machine, g, p.slot, p.width, p.data, p.mask)  # type: ignore[attr-defined]
+    scatter(p.extra.machine, p.slot, p.width, p.data, p.mask)
     _retire_direct(g, p)
 
 

@@ -15,7 +15,7 @@ from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, mlir_type
 from ..mlir import ExecutionEngine, PassManager, ir, llvm, scf
 from .gpu import keep_loops
-from .x86_entry import Byte, add_entries, add_tables, function
+from .x86_entry import Byte, add_entries, add_table, function
 from .x86_math import expand
 
 LOWER = (
@@ -51,7 +51,7 @@ class X86:
 
     def open_module(self):
         module = ir.Module.create()
-        add_tables(module)
+        add_table(module)
         return module
 
     def begin(self, k, types, is_memory):

@@ -9,12 +9,10 @@
 
 The number of workgroups is the product of the kernel's grid, worked out from the arguments.
 
-`_python_NAME(self, args, count)`, a METH_FASTCALL function of CPython's stable ABI, for calls so short that ctypes
-would take longer: args are the pointers as Python ints, and perhaps the first scalar; `self` is an int, the address
-of a block of 8-byte slots with all scalars in order, workspace, threads. The GIL is kept.
+`python_NAME`, for Python: see x86_python.py.
 
-Nothing is linked. Addresses of what lies outside are written by the loader into two tables, in the order of `POOL` and
-`PYTHON`, so that one thread pool (the one that torch uses) serves both.
+Nothing is linked. Addresses of what lies outside are written by the loader into one table, in the order of `OUTSIDE`, so
+that one thread pool (the one that torch uses) serves all.
 """
 
 from __future__ import annotations
@@ -23,10 +21,11 @@ from ..dtypes import DType, i32, i64
 from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, minimum, mlir_type
 from ..mlir import ir, llvm, scf
+from . import x86_python
 
 POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-PYTHON = ("PyLong_AsLongLong", "PyErr_Occurred", "PyErr_BadArgument", "Py_IncRef", "None")
-TABLES = {"flykernels_pool": POOL, "flykernels_python": PYTHON}
+OUTSIDE = (*POOL, *x86_python.FUNCTIONS)
+OUTSIDE_SYMBOL = "flykernels_outside"
 Byte = DType("i8", 8, False)
 Pointer = DType("!llvm.ptr", 64, False)
 
@@ -46,22 +45,23 @@ def function(k, name: str, types, result=None, linkage: str = "internal"):
     return f.body.blocks.append(*types)
 
 
-def add_tables(module) -> None:
-    """The tables of outside addresses, zero until the loader fills them."""
-    linkage = ir.Attribute.parse("#llvm.linkage<external>")
+def add_table(module) -> None:
+    """The table of outside addresses, zero until the loader fills it."""
+    kind = ir.Type.parse(f"!llvm.array<{len(OUTSIDE)} x ptr>")
     with ir.InsertionPoint(module.body):
-        for symbol, names in TABLES.items():
-            kind = ir.Type.parse(f"!llvm.array<{len(names)} x ptr>")
-            table = llvm.GlobalOp(ir.TypeAttr.get(kind), symbol, linkage, dso_local=True)
-            with ir.InsertionPoint(table.initializer.blocks.append()):
-                llvm.ReturnOp(arg=llvm.mlir_zero(kind))
+        linkage = ir.Attribute.parse("#llvm.linkage<external>")
+        table = llvm.GlobalOp(ir.TypeAttr.get(kind), OUTSIDE_SYMBOL, linkage, dso_local=True)
+        with ir.InsertionPoint(table.initializer.blocks.append()):
+            llvm.ReturnOp(arg=llvm.mlir_zero(kind))
 
 
 def add_entries(k, types) -> None:
-    """Adds all three, around `NAME_share(arguments..., workspace, first, end)`. types: the arguments' MLIR types."""
+    """Adds the entries around `NAME_share(arguments..., workspace, first, end)`. types: the arguments' MLIR types."""
     _thread(k, types)
     _entry(k, types)
-    _python(k, types)
+    if all(isinstance(d, Global) or not d.is_float for d in k.arguments.values()):
+        external = lambda name, types, result: function(k, name, types, result, linkage="external")
+        x86_python.emit(k, external, _outside, pointer_type(), f"_mlir_{k.name}")
 
 
 def _thread(k, types) -> None:
@@ -104,51 +104,6 @@ def _entry(k, types) -> None:
         llvm.ReturnOp()
 
 
-def _python(k, types) -> None:
-    word, pointer = mlir_type(i64), pointer_type()
-    scalars = [name for name, d in k.arguments.items() if not isinstance(d, Global)]
-    pointers = len(types) - len(scalars)
-    block = function(k, f"_python_{k.name}", [pointer, pointer, word], pointer, linkage="external")
-    with ir.InsertionPoint(block):
-        me, args, count = block.arguments
-        given = Value(count, i64)
-        fits = given.equals(pointers) | given.equals(pointers + 1)
-        first = scalars[0] if scalars and k.arguments[scalars[0]] == i64 else None
-        op = scf.IfOp((fits if first else given.equals(pointers)).ssa, results_=[pointer], has_else=True)
-        with ir.InsertionPoint(op.else_block):
-            _outside("PyErr_BadArgument", mlir_type(i32), [])
-            scf.yield_([llvm.mlir_zero(pointer)])
-        with ir.InsertionPoint(op.then_block):
-            number = lambda i: _outside("PyLong_AsLongLong", word, [_load(args, i, pointer)])
-            bound = llvm.inttoptr(pointer, _outside("PyLong_AsLongLong", word, [me]))
-            values, seen = [], 0
-            for name, kind in zip(k.arguments, types):
-                if name not in scalars:
-                    values.append(llvm.inttoptr(pointer, number(seen)))
-                    seen += 1
-                elif name == first:
-                    more = scf.IfOp((given > pointers).ssa, results_=[word], has_else=True)
-                    with ir.InsertionPoint(more.then_block):
-                        scf.yield_([number(pointers)])
-                    with ir.InsertionPoint(more.else_block):
-                        scf.yield_([_load(bound, 0, word)])
-                    values.append(more.results[0])
-                else:
-                    values.append(_load(bound, scalars.index(name), kind))
-            values += [_load(bound, len(scalars), pointer), _load(bound, len(scalars) + 1, mlir_type(i32))]
-            failed = llvm.ptrtoint(word, _outside("PyErr_Occurred", pointer, []))
-            good = scf.IfOp(Value(failed, i64).equals(0).ssa, results_=[pointer], has_else=True)
-            with ir.InsertionPoint(good.then_block):
-                _call(f"_mlir_{k.name}", values)
-                nothing = _from_table("None")
-                _outside("Py_IncRef", None, [nothing])
-                scf.yield_([nothing])
-            with ir.InsertionPoint(good.else_block):
-                scf.yield_([llvm.mlir_zero(pointer)])
-            scf.yield_([good.results[0]])
-        llvm.ReturnOp(arg=op.results[0])
-
-
 def _groups(k, arguments) -> Value:
     """The grid's product for these arguments."""
     named = dict(zip(k.arguments, arguments))
@@ -161,19 +116,11 @@ def _groups(k, arguments) -> Value:
     return count.to(i32)
 
 
-def _load(pointer, slot: int, kind):
-    return llvm.LoadOp(kind, advance(pointer, slot, i64)).result
-
-
-def _from_table(which: str):
-    symbol = next(s for s, names in TABLES.items() if which in names)
-    table = llvm.AddressOfOp(pointer_type(), symbol).result
-    return llvm.LoadOp(pointer_type(), advance(table, TABLES[symbol].index(which), Pointer)).result
-
-
 def _outside(which: str, result, arguments):
-    """A call through a table."""
-    call = llvm.CallOp(result, [_from_table(which), *arguments], [], [])
+    """A call through the table."""
+    table = llvm.AddressOfOp(pointer_type(), OUTSIDE_SYMBOL).result
+    address = llvm.LoadOp(pointer_type(), advance(table, OUTSIDE.index(which), Pointer)).result
+    call = llvm.CallOp(result, [address, *arguments], [], [])
     return call.result if result is not None else None
 
 

@@ -13,6 +13,7 @@ from flykernels.lang import Kernel, Layout, View, fma, minimum, select
 from flykernels.lang.values import Value, constant
 
 from .config import X86Config
+from .packing import packed_shape
 from .problem import GemmProblem
 from .x86_pack import pack_a, pack_b, read_pair, wide
 from .x86_tile import Tile, finish
@@ -191,9 +192,3 @@ def packed_view(b: View, p: GemmProblem, cfg: X86Config) -> View:
     """What pack_b made: (panel, K, columns), or for bf16 (panel, K/2, columns, 2)."""
     shape = packed_shape(p, cfg)
     return replace(b, shape=shape, stride=Layout.compact(*shape).stride)
-
-
-def packed_shape(p: GemmProblem, cfg: X86Config) -> tuple[int, ...]:
-    """Shape of a B packed ahead; K is filled up with zeros to a multiple of cfg.unroll, N to one of cfg.columns."""
-    panels, steps = -(-p.n // cfg.columns), -(-p.k // cfg.unroll) * cfg.unroll
-    return (panels, steps // 2, cfg.columns, 2) if p.input_type == bf16 else (panels, steps, cfg.columns)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from flykernels.targets import x86
 from templates.gemm.arguments import scalar_values
-from templates.gemm.build import build, pack_b
+from templates.gemm.build import build
+from templates.gemm.packing import pack_b
 from templates.gemm.problem import ACTIVATIONS, DTYPES, LAYOUTS, GemmProblem
 from templates.gemm.space import candidates
 from tests.gemm.x86_case import TORCH, check, guarded, kernel, launch, operands

@@ -11,8 +11,9 @@ import torch
 from flykernels.launch import host
 from flykernels.targets import x86
 from templates.gemm.arguments import pointers, scalar_values
-from templates.gemm.build import build, pack_b
+from templates.gemm.build import build
 from templates.gemm.config import X86Config
+from templates.gemm.packing import pack_b
 from templates.gemm.problem import GemmProblem
 from templates.gemm.reference import reference, tolerance
 

@@ -2,8 +2,10 @@
 
     python tests/sim/make_opcodes.py            (needs libLLVM >= 20 with AMDGPU, e.g. from the distribution)
 
-Each opcode is put into an encoding with telling register numbers, LLVM's disassembler prints it, and what it prints says
-which field each operand comes from and how many registers it covers. The table is data about the machine; the simulator's
+Each opcode is put into an encoding with telling register numbers, LLVM's disassembler prints it, and what it prints
+says
+which field each operand comes from and how many registers it covers. The table is data about the machine; the
+simulator's
 decoder reads it, and tests check the decoder by assembling what it prints.
 """
 
@@ -87,7 +89,7 @@ def candidates():
             yield "DS", op, two(0b110110 << 26 | op << 17, d << 24 | y << 16 | x << 8 | a), used
     for seg, name in ((0, "FLAT"), (1, "SCRATCH"), (2, "GLOBAL")):
         for op in range(128):
-            saddr = 0x7F if name != "SCRATCH" else S["b"]
+            saddr = {"FLAT": 0, "GLOBAL": 0x7F, "SCRATCH": S["b"]}[name]
             raw = two(0b110111 << 26 | op << 18 | seg << 14, V["d"] << 24 | saddr << 16 | V["x"] << 8 | V["a"])
             yield name, op, raw, "dxa"
             yield (

@@ -22,7 +22,7 @@ from flykernels.launch import host
 from flykernels.launch.elf import ElfError, Image
 from flykernels.targets import x86
 from flykernels.targets.x86 import X86
-from flykernels.targets.x86_entry import POOL, PYTHON
+from flykernels.targets.x86_entry import OUTSIDE, POOL
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,22 +80,49 @@ def test_bind_fixes_the_trailing_arguments(code):
     assert torch.equal(y, 2 * x)
 
 
-def test_a_short_call_goes_without_ctypes(code):
+def test_the_door_from_python(code):
     kernel = host.load(code)
     x, y = torch.arange(100.0), torch.zeros(100)
-    fixed, free = kernel.bind(70, threads=2, keep_gil=True), kernel.bind(threads=1, keep_gil=True)
-    references = sys.getrefcount(None)
+    two, free = kernel.launcher(threads=2), kernel.launcher()
     del kernel
     for _ in range(1000):
-        assert fixed(x.data_ptr(), y.data_ptr()) is None
+        assert two(x.data_ptr(), y.data_ptr(), 70) == min(2, torch.get_num_threads())
     assert torch.equal(y[:70], 2 * x[:70]) and (y[70:] == 0).all()
-    assert free(x.data_ptr(), y.data_ptr(), 100) is None and torch.equal(y, 2 * x)
-    assert abs(sys.getrefcount(None) - references) < 100
-    for wrong in ((), (1,), (x.data_ptr(), y.data_ptr(), 1, 2), ("a", y.data_ptr()), (x.data_ptr(), None)):
+    assert free(x.data_ptr(), y.data_ptr(), 100) == torch.get_num_threads()
+    assert torch.equal(y, 2 * x)
+    for wrong in ((), (1,), (x.data_ptr(), y.data_ptr(), 1, 2), ("a", y.data_ptr(), 1), (x.data_ptr(), None, 1)):
         with pytest.raises(TypeError):
-            fixed(*wrong)
-    with pytest.raises(OverflowError):
-        fixed(2**70, y.data_ptr())
+            two(*wrong)
+
+
+def test_python_threads_in_the_door_have_workspaces_of_their_own(code):
+    big = x86.compile(trace(double, x86, 1 << 20, Config(), name="double_door"))
+    launch, n = host.load(big).launcher(threads=1), 1 << 22
+    xs, ys = [torch.rand(n) for _ in range(3)], [torch.zeros(n) for _ in range(3)]
+
+    def call(i):
+        for _ in range(5):
+            launch(xs[i].data_ptr(), ys[i].data_ptr(), n)
+
+    workers = [threading.Thread(target=call, args=(i,)) for i in range(3)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert all(torch.equal(y, 2 * x) for x, y in zip(xs, ys))
+
+
+def test_the_workspace_grows_with_the_number_of_threads(code):
+    launch, n = host.load(code).launcher(), 1000
+    x, y, before = torch.rand(n), torch.zeros(n), torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5, 1):
+            torch.set_num_threads(threads)
+            y.zero_()
+            assert launch(x.data_ptr(), y.data_ptr(), n) == threads
+            assert torch.equal(y, 2 * x)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_compiling_twice_gives_the_same_bytes(code):
@@ -161,7 +188,7 @@ def test_threads_come_from_torchs_own_library():
         where[low, high] = path
     owner = lambda address: next(p for (low, high), p in where.items() if low <= address < high)
     pool = host.thread_pool()
-    assert host.POOL == POOL and (*host.PYTHON, "None") == PYTHON and set(pool) == set(POOL)
+    assert host.POOL == POOL and (*host.POOL, *host.DOOR) == OUTSIDE and set(POOL) < set(pool)
     assert len({owner(a) for a in pool.values()}) == 1
     assert str(Path(torch.__file__).parent) in owner(pool["GOMP_parallel"])
 
@@ -247,15 +274,7 @@ def test_without_an_openmp_library_calls_are_serial(code, monkeypatch):
     kernel = host.load(code)
     x, y = torch.arange(100.0), torch.zeros(100)
     kernel(x.data_ptr(), y.data_ptr(), 100, threads=4)
-    kernel.bind(100, threads=4, keep_gil=True)(x.data_ptr(), y.data_ptr())
+    assert torch.equal(y, 2 * x)
+    y.zero_()
+    kernel.launcher(4)(x.data_ptr(), y.data_ptr(), 100)
     assert kernel.threads == 1 and torch.equal(y, 2 * x)
-
-
-def test_short_calls_share_one_workspace_and_keep_it(code):
-    kernel, larger = host.load(code), host.load(x86.compile(trace(double, x86, 4096, Config(), name="double_more")))
-    x, y = torch.arange(5000.0), torch.zeros(5000)
-    calls = [k.bind(5000, threads=2, keep_gil=True) for k in (kernel, larger, kernel)]
-    for call in calls * 3:
-        y.zero_()
-        call(x.data_ptr(), y.data_ptr())
-        assert torch.equal(y, 2 * x)

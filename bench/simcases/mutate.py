@@ -1,0 +1,174 @@
+"""One-change mutations of a kernel: what a slip in a schedule or an address looks like. The simulator must notice
+each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flykernels.sim.asm import Code, Instruction, Operand
+from flykernels.sim.delay import run_delayed
+from flykernels.sim.errors import SimulatorError
+from flykernels.sim.load import Loaded, load
+from flykernels.sim.run import Simulation
+
+from .case import Case
+
+
+@dataclass
+class Mutant:
+    """A kernel with one instruction changed."""
+
+    kind: str  # "wait removed", "wait weakened", "barrier removed", "swizzle broken", "bound off by one"
+    what: str
+    loaded: Loaded
+    at: int
+
+
+NOP = Instruction("s_nop", (Operand("c", 0),), {}, "s_nop 0", 0)
+WIDTH = {"vmcnt": 63, "lgkmcnt": 15}
+
+
+def _with(loaded: Loaded, at: int, new: Instruction) -> Loaded:
+    instructions = list(loaded.code.instructions)
+    instructions[at] = new
+    return Loaded(Code(instructions, loaded.code.labels), loaded.kernel, loaded.data)
+
+
+def _changed(i: Instruction, **mods) -> Instruction:
+    new = copy.copy(i)
+    new.mods = {**i.mods, **mods}
+    return new
+
+
+def mutants(loaded: Loaded, hits: np.ndarray, watch: Watch) -> Iterator[Mutant]:
+    """Every mutation of the instructions that ran and where it can matter: waits that had something to wait for,
+    comparisons that met equal values."""
+    waits = watch.retired
+    for at, i in enumerate(loaded.code.instructions):
+        if not hits[at]:
+            continue
+        if i.name == "s_waitcnt":
+            for counter in ("vmcnt", "lgkmcnt"):
+                if counter not in i.mods or not waits.get((at, counter)):
+                    continue
+                bare = _changed(i)
+                del bare.mods[counter]
+                yield Mutant("wait removed", f"{i.where}: {i.text} minus {counter}", _with(loaded, at, bare), at)
+                if waits[at, counter] > 1:
+                    weak = _changed(i, **{counter: i.mods[counter] + 1})
+                    yield Mutant("wait weakened", f"{i.where}: {i.text}, {counter} + 1", _with(loaded, at, weak), at)
+        elif i.name == "s_barrier":
+            yield Mutant("barrier removed", f"{i.where}: {i.text}", _with(loaded, at, replace(NOP, where=i.where)), at)
+    yield from _swizzles(loaded, hits)
+    yield from _bounds(loaded, watch.equal)
+
+
+def _swizzles(loaded: Loaded, hits) -> Iterator[Mutant]:
+    """The address register of an LDS access is an exclusive or: make it a plain or."""
+    instructions = loaded.code.instructions
+    addresses: set[int] = set()
+    for i in instructions:
+        if i.name.startswith("ds_read"):
+            addresses.add(i.operands[1].index)
+        elif i.name.startswith("ds_write"):
+            addresses.add(i.operands[0].index)
+    for at, i in enumerate(instructions):
+        if i.name == "v_xor_b32" and hits[at] and i.operands[0].index in addresses:
+            new = copy.copy(i)
+            new.name, new.text = "v_or_b32", i.text.replace("v_xor", "v_or")
+            yield Mutant("swizzle broken", f"{i.where}: {i.text}", _with(loaded, at, new), at)
+
+
+def _bounds(loaded: Loaded, equal: set[int]) -> Iterator[Mutant]:
+    """A comparison lets one more through, or one less: lt -> le, gt -> ge and back."""
+    swap = {"_lt_": "_le_", "_gt_": "_ge_", "_le_": "_lt_", "_ge_": "_gt_"}
+    for at, i in enumerate(loaded.code.instructions):
+        if at not in equal:
+            continue
+        for old, new_name in swap.items():
+            if old in i.name:
+                new = copy.copy(i)
+                new.name, new.text = i.name.replace(old, new_name), i.text.replace(old, new_name)
+                yield Mutant("bound off by one", f"{i.where}: {i.text}", _with(loaded, at, new), at)
+                break
+
+
+class Watch:
+    """Notes what each wait retires, and which comparisons ever compare equal values in an active lane: where neither
+    happens, a mutation of the instruction cannot matter."""
+
+    def __init__(self) -> None:
+        self.retired: dict[tuple[int, str], int] = {}
+        self.equal: set[int] = set()
+
+    def watch(self, simulation: Simulation) -> None:
+        self.instructions = simulation.loaded.code.instructions
+        b = simulation.program.binder
+        self.compare = {}
+        for pc, i in enumerate(self.instructions):
+            if i.name.startswith("v_cmp_") and i.name.endswith(("i32", "u32", "i64", "u64")):
+                kind = i.name.split("_")[-1]
+                self.compare[pc] = tuple(b.typed(o, kind) for o in i.operands[1:3])
+
+    def step(self, g, pc: int) -> None:
+        if pc in self.compare and pc not in self.equal:
+            x, y = (r(g) for r in self.compare[pc])
+            if (np.broadcast_to(x == y, g.exec.shape) & g.exec).any():
+                self.equal.add(pc)
+        i = self.instructions[pc]
+        if i.name != "s_waitcnt":
+            return
+        if "vmcnt" in i.mods:
+            self._note(pc, "vmcnt", len(g.vm) - i.mods["vmcnt"])
+        if "lgkmcnt" in i.mods:
+            count = len(g.ds) - i.mods["lgkmcnt"] + (len(g.sm) if i.mods["lgkmcnt"] == 0 else 0)
+            self._note(pc, "lgkmcnt", count)
+
+    def _note(self, pc: int, counter: str, count: int) -> None:
+        if count > self.retired.get((pc, counter), 0):
+            self.retired[pc, counter] = count
+
+    def lds(self, *args) -> None: ...
+
+    def memory(self, *args, **more) -> None: ...
+
+
+def run(case: Case, loaded: Loaded, watch: Watch | None = None, **options):
+    """(result, largest error over its bound) of one run of a case with some code."""
+    arguments = case.arguments()
+    simulation = Simulation(loaded, arguments, case.grid, trace=watch, **{**case.options, **options})
+    if watch is not None:
+        watch.watch(simulation)
+    result = simulation.run()
+    return result, case.wrong(arguments)
+
+
+def survey(case: Case) -> tuple[Loaded, np.ndarray, Watch]:
+    """Runs a case as it is: (code, hits of each instruction, what was watched). AssertionError if it is not clean."""
+    loaded = load(case.text or case.binary, case.entry)
+    watch = Watch()
+    result, wrong = run(case, loaded, watch)
+    result.raise_for_findings()
+    assert wrong <= 1, f"{case.name} is wrong as it is: {wrong}"
+    return loaded, result.counters.hits, watch
+
+
+def harmless(case: Case, mutant: Mutant, limit: int = 24) -> bool:
+    """Whether no memory operation, delayed alone to its wait in the mutant, changes a result of the first workgroup."""
+    options = {k: v for k, v in case.options.items() if k != "waivers"}
+    return not run_delayed(mutant.loaded, case.arguments(), case.grid, limit=limit, **options).corruptions
+
+
+def verdict(case: Case, mutant: Mutant) -> str:
+    """How a mutant fares: "found" (by the checker), "wrong" (result), "refused" (an error), or "unnoticed"."""
+    try:
+        result, wrong = run(case, mutant.loaded, budget=200_000)
+    except (SimulatorError, IndexError) as e:
+        return "refused" if isinstance(e, SimulatorError) else "wrong"
+    if not result.ok:
+        return "found"
+    return "wrong" if wrong > 1 else "unnoticed"

@@ -1,0 +1,31 @@
+"""One-change mutations must be noticed: found by the checker, wrong in the result, or shown to be harmless. A sample; all
+of them are in `python -m bench sim`."""
+
+from collections import Counter
+
+import pytest
+
+from bench.simcases import mutate, own_cases, triton_cases
+
+CASES = {
+    "HTI": (lambda: own_cases.hti(K=256), 6),
+    "triton matmul": (lambda: triton_cases.matmul("bf16", 200, 136, 256, (128, 128, 64), 4), 2),
+    "triton scan": (lambda: triton_cases.scan(3, 1000), 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mutants(name):
+    make, step = CASES[name]
+    case = make()
+    loaded, hits, watch = mutate.survey(case)
+    mutants = list(mutate.mutants(loaded, hits, watch))
+    assert {m.kind for m in mutants} >= {"wait removed", "barrier removed"}
+    tally = Counter()
+    for m in mutants[::step]:
+        verdict = mutate.verdict(case, m)
+        if verdict == "unnoticed":
+            assert mutate.harmless(case, m, limit=6), f"{m.kind}: {m.what}"
+            verdict = "harmless"
+        tally[verdict] += 1
+    assert tally["found"] + tally["wrong"] + tally["refused"] >= 0.8 * sum(tally.values())
