@@ -2,8 +2,9 @@
 
     PyObject *python_NAME(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
-`args` are Python ints, one for each argument of the kernel (anything else: TypeError); `self` is an int, the address of a Frame. Against a call through ctypes this saves
-about a microsecond with ten arguments: no conversion objects are made, and threads and workspace are looked after here.
+`args` are Python ints, one for each argument of the kernel (anything else: TypeError); `self` is an int, the address of
+a Frame. Against a call through ctypes this saves about a microsecond with ten arguments: no conversion objects are
+made, and threads and workspace are looked after here.
 The GIL is released while the kernel runs. The result is the number of threads that were allowed, an int.
 
 Frame, two words of 8 bytes: [0] address of a spare workspace or 0, [1] the most threads to use or 0 for no limit.

@@ -78,7 +78,7 @@ def test_without_inductors_caches_our_cache_still_decides_and_needs_no_mlir(tmp_
 def test_candidates_are_measured_in_inductors_worker(prefer_ours):
     a, b = torch.randn(16, 16), torch.randn(16, 16)
     with torch._inductor.config.patch(autotune_in_subproc=True):
-        out, code = run_and_get_code(compile_with(lambda a, b: a @ b), a, b)
+        out, _ = run_and_get_code(compile_with(lambda a, b: a @ b), a, b)
     assert torch.allclose(out, a @ b, atol=1e-5)
     assert counters["benchmarks"] == 0  # they happened elsewhere, and were recorded:
     from inductor_plugin import settings
@@ -110,7 +110,8 @@ print(json.dumps({"offered": any("candidates" in s for s in seen)}))
 def test_importing_torch_loads_nothing_of_inductor_or_mlir(tmp_path):
     program = """
 import json, sys, torch
-print(json.dumps([m for m in sys.modules if m.startswith(("torch._inductor", "flydsl", "mlir", "templates", "tuning"))]))
+heavy = ("torch._inductor", "flydsl", "mlir", "templates", "tuning")
+print(json.dumps([m for m in sys.modules if m.startswith(heavy)]))
 """
     assert run(program, tmp_path) == []
 
