@@ -174,10 +174,10 @@ def gather(m: Machine, p: Place, size: int) -> np.ndarray:
     where = p.where
     if size < 4:
         return m.lds_words(size).take(where >> (size - 1)).astype(U32)[None]
-    if size >= 8 and not (where & (size - 1)).any() and size != 12:
+    if size in (8, 16) and p.alignment >= size:
         rows = m.lds_words(4).reshape(-1, size // 4).take(where // size, axis=0)
         return np.moveaxis(rows, -1, 0)
-    if not (where & 3).any():
+    if p.alignment >= 4:
         return m.lds_words(4).take((where >> 2)[None] + np.arange(size // 4)[:, None, None])
     raw = m.lds[where[..., None] + np.arange(size)]
     return np.moveaxis(raw.view(U32), -1, 0)
@@ -265,17 +265,7 @@ def _issue(m: Machine, g: Group, where: int, sample: Callable, mask, ticket, reg
 
 
 def _read_track(m: Machine, g: Group, p: Place) -> np.ndarray | None:
-    if m.races is None:
-        return None
-    never = m.races.unwritten(p)
-    if never.any():
-        row, column = (int(x[0]) for x in np.nonzero(never))
-        m.report(
-            "uninitialised-lds",
-            f"reads LDS byte {int(p.granule[row, column]) * m.granule}, which nothing has written", g,
-            never.reshape(g.n, LANES, -1).any(-1),
-        )  # fmt: skip
-    return m.races.read(g, p, g.pc)
+    return None if m.races is None else m.races.read(g, p, g.pc)
 
 
 def _read(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:

@@ -56,7 +56,7 @@ class Machine:
         self.races = None
         if self.check and lds_bytes:
             waves = np.arange(len(group_ids) * waves_each).reshape(len(group_ids), waves_each)
-            self.races = Races(waves, -(-self.lds_stride // granule), self.report_race)
+            self.races = Races(waves, -(-self.lds_stride // granule), self.report_race, self.report_unwritten)
 
     def lds_words(self, size: int) -> np.ndarray:
         """LDS as elements of 1, 2 or 4 bytes."""
@@ -89,6 +89,14 @@ class Machine:
         self.collector.add(
             kind, message, self.instructions[g.pc], g.pc, workgroup=workgroup, waves=tuple(sorted(set(waves)))
         )
+
+    def report_unwritten(self, g: Group, place, never: np.ndarray) -> None:
+        """A read of LDS that nothing has written."""
+        row, column = (int(x[0]) for x in np.nonzero(never))
+        self.report(
+            "uninitialised-lds",
+            f"reads LDS byte {int(place.granule[row, column]) * self.granule}, which nothing has written", g, never,
+        )  # fmt: skip
 
     def report_race(self, kind, g: Group, row: int, pc: int, other_pc: int, other_wave: int, granules, words) -> None:
         """A race between the group's wave `row` and another wave, in the message of the issue's form."""

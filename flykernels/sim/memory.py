@@ -152,9 +152,10 @@ class Memory:
         if low - base < a.low or high - base + size > a.high or a.allowed is not None or a.written is not None:
             return None
         offset = address - base
-        if size in (8, 16) and not (offset & (size - 1)).any():
+        bits = int(np.bitwise_or.reduce(offset, axis=None))
+        if size in (8, 16) and not bits & (size - 1):
             return np.moveaxis(a.words(4).reshape(-1, size // 4).take(offset // size, axis=0), -1, 0)
-        if (offset & 3).any():
+        if bits & 3:
             return None
         return a.words(4).take((offset >> 2)[None] + np.arange(size // 4).reshape(-1, *(1,) * address.ndim))
 

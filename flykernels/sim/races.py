@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 NEVER = np.int32(2**30)
+NOTHING = np.zeros(1, bool)
 DS, DIRECT = 0, 1  # through the LDS unit, or a direct load from memory
 PATH = ("ds", "direct load")
 
@@ -56,13 +57,27 @@ class Place:
     granule  [n, m] granules touched; `lanes` [n, m] which count, None for all
     """
 
-    __slots__ = ("all_readers", "at", "granule", "lanes", "mask", "raw", "readers", "where", "writers")
+    __slots__ = (
+        "alignment",
+        "all_readers",
+        "apart",
+        "at",
+        "granule",
+        "lanes",
+        "mask",
+        "raw",
+        "readers",
+        "where",
+        "writers",
+    )
 
     def __init__(
         self, g, at: np.ndarray, mask: np.ndarray | None, size: int, granule: int, races: Races | None, stride
     ):
         self.at, self.mask, self.raw = at, mask, None
         self.where = at + (g.workgroup * stride)[:, None]
+        bits = int(np.bitwise_or.reduce(self.where, axis=None)) | 64
+        self.alignment = bits & -bits  # a power of two that divides every address
         if races is None:
             return
         if size <= granule:
@@ -73,6 +88,9 @@ class Place:
         self.lanes = None if mask is None else np.repeat(mask, found.shape[1] // at.shape[1], axis=1)
         self.writers = found + (g.workgroup * races.granules)[:, None]
         self.readers = found + (g.waves * races.granules)[:, None]
+        each = self.writers if self.lanes is None else np.where(self.lanes, self.writers, -1)
+        owners = [np.unique(row) for row in each]
+        self.apart = sum(map(len, owners)) == len(np.unique(each)) or len(owners) == 1
         waves = races.waves_of[g.workgroup]
         self.all_readers = found[:, None, :] + (waves * races.granules)[:, :, None]
 
@@ -83,11 +101,12 @@ class Races:
     waves_of   [workgroups, waves each] wave numbers of the batch
     granules   LDS granules a workgroup; a granule is as small as the smallest store of the kernel, so that neighbours
                written by different waves are not mistaken for one
-    report     (kind, message, pc, pc of the other, waves, granules) -> None
+    report     hears of races, see Machine.report_race; `unwritten` (group, place, granules [n, m]) of reads of what
+               nothing has written
     """
 
-    def __init__(self, waves_of: np.ndarray, granules: int, report: Callable) -> None:
-        self.waves_of, self.granules, self.report = waves_of, granules, report
+    def __init__(self, waves_of: np.ndarray, granules: int, report: Callable, unwritten: Callable) -> None:
+        self.waves_of, self.granules, self.report, self.unwritten = waves_of, granules, report, unwritten
         groups, each = waves_of.shape
         self.tickets = Tickets(waves_of.size)
         self.writer = np.zeros(groups * granules, np.int32)
@@ -98,11 +117,19 @@ class Races:
     def read(self, g, p: Place, pc: int) -> np.ndarray:
         """Waves of group g read the granules of a place."""
         ticket = self.writer.take(p.writers)
-        late = self.tickets.stamp.take(ticket) >= g.barriers32[:, None]
-        if p.lanes is not None:
-            late &= p.lanes
-        if late.any():
-            self._judge_read(g, p.granule, ticket, late, pc)
+        stamps = self.tickets.stamp.take(ticket)
+        if stamps.max() >= g.first_barrier:
+            late = stamps >= g.barriers32[:, None]
+            if p.lanes is not None:
+                late &= p.lanes
+            if late.any():
+                self._judge_read(g, p.granule, ticket, late, pc)
+        if stamps.min() < 0:  # ticket 0: nothing has written there
+            never = ticket == 0
+            if p.lanes is not None:
+                never &= p.lanes
+            if never.any():
+                self.unwritten(g, p, never)
         mine = self.tickets.issue(g.waves, DS, pc)
         if p.lanes is None:
             self.reader[p.readers] = mine[:, None]
@@ -125,8 +152,8 @@ class Races:
         t, lanes, granule = self.tickets, p.lanes, p.granule
         ticket = self.writer.take(p.writers)
         stamps = t.stamp.take(ticket)
-        late = stamps >= g.barriers32[:, None]
-        if lanes is not None:
+        late = stamps >= g.barriers32[:, None] if stamps.max() >= g.first_barrier else NOTHING
+        if lanes is not None and late is not NOTHING:
             late &= lanes
         if late.any():
             other = t.wave[ticket] != g.waves[:, None]
@@ -140,8 +167,8 @@ class Races:
                 self._tell(g, own, granule, ticket, pc, "lds-in-flight", "writes LDS that", "writes", "own, other path")
         reads = self.reader.take(p.all_readers)  # every wave of the workgroup: [n, waves, m]
         stamps = t.stamp.take(reads)
-        late = stamps >= g.barriers32[:, None, None]
-        if lanes is not None:
+        late = stamps >= g.barriers32[:, None, None] if stamps.max() >= g.first_barrier else NOTHING
+        if lanes is not None and late is not NOTHING:
             late &= lanes[:, None, :]
         if late.any():
             own = (self.waves_of[g.workgroup] == g.waves[:, None])[:, :, None]
@@ -154,19 +181,16 @@ class Races:
         mine = t.issue(g.waves, kind, pc)
         if lanes is None:
             self.writer[p.writers] = mine[:, None]
-            clash = self.writer.take(p.writers) != mine[:, None]
         else:
             self.writer[p.writers[lanes]] = np.broadcast_to(mine[:, None], p.writers.shape)[lanes]
-            clash = (self.writer.take(p.writers) != mine[:, None]) & lanes
-        if clash.any():  # two waves of the group wrote one granule in the same step
+        if not p.apart:  # two waves of the group write one granule in the same step
             now = self.writer.take(p.writers)
-            self._tell(g, clash, granule, now, pc, "lds-race", "overwrites LDS that", "writes", "write after write")
+            clash = now != mine[:, None]
+            if lanes is not None:
+                clash &= lanes
+            if clash.any():
+                self._tell(g, clash, granule, now, pc, "lds-race", "overwrites LDS that", "writes", "write after write")
         return mine
-
-    def unwritten(self, p: Place) -> np.ndarray:
-        """[n, m] granules never written in this workgroup's life."""
-        never = self.writer.take(p.writers) == 0
-        return never if p.lanes is None else never & p.lanes
 
     def _tell(self, g, bad, granule, ticket, pc, kind, verb, did, rule) -> None:
         t = self.tickets

@@ -29,7 +29,7 @@ LDS_LIMIT = 160 * 1024  # bytes of LDS a compute unit of gfx950 has
 class Counters:
     """What ran.
 
-    instructions  wave-instructions; `by_name` by mnemonic; `seconds` of wall time the simulation took (this machine's)
+    instructions  wave-instructions; `by_name` by mnemonic; `seconds` of processor time that the simulation took (this machine's)
     hits          times each instruction of the code object ran, in waves
     """
 
@@ -42,7 +42,7 @@ class Counters:
 
     @property
     def rate(self) -> float:
-        """Wave-instructions simulated per second of wall time."""
+        """Wave-instructions simulated per second of processor time."""
         return self.instructions / self.seconds if self.seconds else 0.0
 
 
@@ -154,14 +154,14 @@ class Simulation:
         per_batch = max(1, WAVES_AT_ONCE // self.waves_each)
         if self.machine.trace is not None or self.machine.delay_mode:
             per_batch = 1
-        start = time.perf_counter()
+        start = time.process_time()
         with np.errstate(all="ignore"):
             try:
                 for k in range(0, len(ids), per_batch):
                     self._batch(ids[k : k + per_batch])
             finally:
                 self.launch.copy_back()
-        counters = self._count(len(ids), time.perf_counter() - start)
+        counters = self._count(len(ids), time.process_time() - start)
         return SimResult(self.kernel.name, self.collector.findings, counters, self.machine.trace)
 
     def _count(self, workgroups: int, seconds: float) -> Counters:

@@ -113,7 +113,7 @@ class Group:
         self.full = True
         self.pc = 0
         self.barriers = np.zeros(n, np.int64)
-        self.barriers32 = self.barriers.astype(np.int32)
+        self.barriers32, self.first_barrier = self.barriers.astype(np.int32), 0
         self.key = waves.tobytes()
         self.vm: list[Pending] = []
         self.ds: list[Pending] = []
@@ -130,6 +130,7 @@ class Group:
     def pass_barrier(self) -> None:
         self.barriers = self.barriers + 1
         self.barriers32 = self.barriers.astype(np.int32)
+        self.first_barrier = int(self.barriers.min())
         self.pc += 1
 
     # -- EXEC
@@ -166,7 +167,7 @@ class Group:
         g.set_registers(np.ascontiguousarray(self.V[:, index]))
         g.S, g.scc = np.ascontiguousarray(self.S[:, index]), self.scc[index]
         g.barriers, g.pc = self.barriers[index], pc
-        g.barriers32, g.key = self.barriers32[index], g.waves.tobytes()
+        g.barriers32, g.key, g.first_barrier = self.barriers32[index], g.waves.tobytes(), int(g.barriers.min())
         g.scratch = None if self.scratch is None else self.scratch[index]
         g.refresh_exec()
         copies: dict[int, Pending] = {}
@@ -194,7 +195,7 @@ class Group:
         g.n, g.pc = len(order), first.pc
         g.set_registers(np.ascontiguousarray(cat("V", 1)))
         g.S, g.scc, g.barriers = np.ascontiguousarray(cat("S", 1)), cat("scc"), cat("barriers")
-        g.barriers32, g.key = g.barriers.astype(np.int32), g.waves.tobytes()
+        g.barriers32, g.key, g.first_barrier = g.barriers.astype(np.int32), g.waves.tobytes(), int(g.barriers.min())
         g.scratch = None if first.scratch is None else cat("scratch")
         g.refresh_exec()
         joined: dict[int, Pending] = {}

@@ -7,6 +7,7 @@ is out of range if its offset (with the scalar offset) reaches num_records; read
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -55,8 +56,16 @@ def _addresses(i: Instruction, b: Binder, m: Machine, kind: str, action: str) ->
     return _flat(i, b, rest)
 
 
+@functools.cache
+def _all(n: int) -> np.ndarray:
+    """[n, 64] of True, shared: not to be written."""
+    made = np.ones((n, LANES), bool)
+    made.flags.writeable = False
+    return made
+
+
 def _mask(g: Group) -> np.ndarray:
-    return np.ones((g.n, LANES), bool) if g.full else g.exec
+    return _all(g.n) if g.full else g.exec
 
 
 def _buffer(i: Instruction, b: Binder, m: Machine, operands: list) -> Callable:
@@ -79,13 +88,20 @@ def _buffer(i: Instruction, b: Binder, m: Machine, operands: list) -> Callable:
         stride = word1 >> 16 & 0x3FFF
         if (word1 >> 31).any() or (g.S[r + 3] >> 23 & 1).any():
             raise bad(i, "a swizzled or thread-id-addressed buffer")
-        offset = np.zeros((g.n, LANES), I64) + immediate
         if reads is not None:
-            offset = offset + reads(g)
+            offset = np.broadcast_to(reads(g), (g.n, LANES)).astype(I64)
+            if immediate:
+                offset += immediate
+        else:
+            offset = np.full((g.n, LANES), immediate, I64)
         uniform = np.broadcast_to(soffset(g), g.n)
         mask = _mask(g)
         total = offset + uniform[:, None]
         limit = records[:, None]
+        place.inside = False  # type: ignore[attr-defined]
+        if index is None and total.max() + size <= records.min():
+            place.inside = True  # type: ignore[attr-defined]
+            return base[:, None] + total, mask
         if index is not None:
             at = index(g).astype(I64)
             structured = (stride != 0)[:, None]
@@ -102,7 +118,7 @@ def _buffer(i: Instruction, b: Binder, m: Machine, operands: list) -> Callable:
 
     def limits(g: Group, size: int, address: np.ndarray) -> np.ndarray | None:
         """For multi-dword accesses: dwords [words, n, 64] in range, None if all are."""
-        if size <= 4:
+        if size <= 4 or place.inside:  # type: ignore[attr-defined]
             return None
         base = g.S[r] | (g.S[r + 1] & 0xFFFF) << 32
         offset = address - base[:, None]
@@ -150,7 +166,7 @@ def _aligned(m: Machine, g: Group, address: np.ndarray, mask: np.ndarray, size: 
     """Memory accesses of a dword and more need 4-byte alignment, shorts 2 (unaligned access mode is a driver's
     choice)."""
     step = min(size, 4)
-    if step > 1:
+    if step > 1 and int(np.bitwise_or.reduce(address, axis=None)) & (step - 1):
         wrong = mask & ((address & (step - 1)) != 0)
         if wrong.any():
             m.report("misaligned", f"address {int(address[wrong][0]):#x} is not a multiple of {step}", g, wrong)

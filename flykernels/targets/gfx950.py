@@ -13,9 +13,9 @@ from ..lang.errors import located
 from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
-from ..mlir import intrinsic, ir, rocdl
+from ..mlir import intrinsic, ir, llvm, rocdl
 from . import amd_link, amd_metadata
-from .gfx950_lanes import MOST_LOADS, compiler_fence, exchange, waitcnt
+from .gfx950_lanes import MOST_LOADS, compiler_fence, exchange, fence, waitcnt
 from .gpu import Clock, Gpu, GpuLimits
 
 BUFFER_FLAGS = 0x27000  # a raw buffer of 32-bit words, as LLVM's own descriptors for this family
@@ -54,6 +54,7 @@ class Gfx950(Gpu):
         max_waves=8,
         simds=4,
         compute_units=256,
+        dies=8,
         shared_read=256,
         shared_fill=64,
         latency=1950,
@@ -72,6 +73,7 @@ class Gfx950(Gpu):
         }
     )
     read_phases_8_bytes = ([*range(32)], [*range(32, 64)])  # of reads of 8 bytes a lane, in order
+    write_phases_8_bytes, write_banks = tuple([*range(b, b + 16)] for b in range(0, 64, 16)), 32  # probed
 
     # Matrix instructions by element type and shape (rows x columns x k)
     atoms = MappingProxyType(
@@ -144,6 +146,21 @@ class Gfx950(Gpu):
 
     def priority(self, level: int):
         intrinsic("llvm.amdgcn.s.setprio", None, constant(level, i16))
+
+    def publish(self):
+        """What this wave has stored in device memory may be read by waves of any compute unit, once they `observe`."""
+        fence("release")
+
+    def observe(self):
+        """From here on this wave reads what other compute units have published."""
+        fence("acquire")
+
+    def count_up(self, pointer, by: int = 1) -> Value:
+        """Adds to an i32 in device memory, one addition after the other on the whole device; what was there before."""
+        got = llvm.atomicrmw(
+            llvm.AtomicBinOp.add, pointer, constant(by, i32).ssa, llvm.AtomicOrdering.monotonic, syncscope="agent"
+        )
+        return Value(got, i32)
 
     # -- matrix
     def mma(self, atom: MatrixAtom, a: list, b: list, d: list, scale_a=None, scale_b=None) -> list:
@@ -235,6 +252,7 @@ class Gfx950(Gpu):
             entry=k.name,
             arguments=k.signature(),
             grid=k.grid,
+            workspace=k.workspace,
             workgroup_size=k.workgroup_size,
             shared_bytes=cost[".group_segment_fixed_size"],
             registers=cost[".vgpr_count"],

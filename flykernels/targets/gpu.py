@@ -36,6 +36,7 @@ class GpuLimits:
     shared_read       bytes a cycle that a compute unit reads from shared memory
     shared_fill       bytes a cycle that come from memory (the caches) into a compute unit's shared memory
     latency           cycles from a load to its data, memory cold
+    dies              that share no L2 cache; workgroups are dealt out to them in turn
     """
 
     lanes: int
@@ -52,6 +53,7 @@ class GpuLimits:
     shared_read: int
     shared_fill: int
     latency: int
+    dies: int = 1
 
     def waves_with(self, registers: int) -> int:
         """Waves that fit on a SIMD if each uses so many registers; 0 if not even one does."""
