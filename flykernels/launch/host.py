@@ -31,6 +31,7 @@ DOOR = (
     "PyLong_FromLong",
     "PyErr_Occurred",
     "PyErr_BadArgument",
+    "PyErr_NoMemory",
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
     "omp_get_max_threads",
@@ -124,6 +125,14 @@ class _Frame(int):
     """Address of the two words that the door keeps; a built-in function holds on to it, and so to all it needs."""
 
     keeps: tuple
+
+    def __del__(self):
+        _, words, _ = self.keeps
+        _free(words[0])  # the spare workspace
+
+
+_free = ctypes.CDLL(None).free
+_free.restype, _free.argtypes = None, (ctypes.c_void_p,)
 
 
 class HostKernel:

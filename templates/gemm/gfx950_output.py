@@ -36,7 +36,9 @@ def store(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, sums: Map
     at       (row, column) of the tile
     shelves  LDS pointers and bytes that are free, one a part"""
     row, column = at
-    tiles = {n: view(n).tile((cfg.tile_m, cfg.tile_n), row, column) for n in ("c", "residual") if n == "c" or p.residual}
+    tiles = {
+        n: view(n).tile((cfg.tile_m, cfg.tile_n), row, column) for n in ("c", "residual") if n == "c" or p.residual
+    }
     if p.bias != "none":
         size, where = ((cfg.tile_n,), (column,)) if p.bias == "row" else ((cfg.tile_m, cfg.tile_n), (row, column))
         tiles["bias"] = view("bias").tile(size, *where)
