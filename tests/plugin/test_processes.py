@@ -48,7 +48,7 @@ print(json.dumps({{
 
 def run(program: str, folder: Path, **environment) -> dict:
     env = {
-        **os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "FLYKERNELS_CACHE_DIR": str(folder / "flykernels"), **environment,
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=600)
@@ -118,7 +118,12 @@ print(json.dumps([m for m in sys.modules if m.startswith(heavy)]))
 
 @pytest.mark.parametrize("word", ["mm", "addmm+gelu", "bmm"])
 def test_explain_on_the_command_line(tmp_path, word):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLYKERNELS_CACHE_DIR": str(tmp_path), "COLUMNS": "200"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "FLYKERNELS_CACHE_DIR": str(tmp_path),
+        "COLUMNS": "200",
+    }
     command = [sys.executable, "-m", "inductor_plugin.cli", "explain", word, "--m", "64", "--n", "384", "--k", "384"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "eligible" in done.stdout and "it would be measured" in done.stdout, done.stderr

@@ -145,7 +145,7 @@ assert list(y) == [2.0 * i for i in range(50)], list(y)
 assert not [m for m in sys.modules if "mlir" in m or "flydsl" in m or m in ("torch", "numpy")], "too much loaded"
 print("ran")
 """
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout == "ran\n", done.stderr
 
