@@ -16,6 +16,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 from ..codeobject import Argument, Extent
@@ -43,6 +44,7 @@ class Kernel:
         self.context: Any = None
         self.module: Any = None
         self._scope = ExitStack()  # what is open
+        self.of_target = SimpleNamespace()  # what the target keeps of this kernel: targets are shared by threads
         self._known: dict = {}  # what has been computed once at the top
         self._at_top: dict[int, Value] = {}  # arguments, and what has been computed from them there
 

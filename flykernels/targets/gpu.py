@@ -75,6 +75,11 @@ def keep_loops(module):
     module.operation.walk(visit)
 
 
+def _body(k):
+    """The block of the kernel's gpu.module."""
+    return k.module.body.operations[0].regions[0].blocks[0]
+
+
 class Gpu:
     """The parts of a GPU target that do not depend on the maker."""
 
@@ -89,11 +94,9 @@ class Gpu:
 
     # -- the function around the kernel
     def open_module(self):
-        module = ir.Module.parse(
+        return ir.Module.parse(
             f"module attributes {{gpu.container_module}} {{ gpu.module @k [{self.module_target}] {{ }} }}"
         )
-        self.body = module.body.operations[0].regions[0].blocks[0]
-        return module
 
     def begin(self, k, types, is_memory):
         """Opens the kernel's function; returns its arguments."""
@@ -106,7 +109,7 @@ class Gpu:
         noalias = ir.ArrayAttr.get(
             [ir.DictAttr.get({"llvm.noalias": ir.UnitAttr.get()} if m else {}) for m in is_memory]
         )
-        with ir.InsertionPoint(self.body):
+        with ir.InsertionPoint(_body(k)):
             f = llvm.LLVMFuncOp(k.name, ir.TypeAttr.get(kind), arg_attrs=noalias)
         for name, value in self.function_attributes(k):
             f.attributes[name] = value
@@ -130,7 +133,7 @@ class Gpu:
     def shared_memory(self, k, name, size):
         """A pointer to `size` bytes of the workgroup's memory, aligned to 128."""
         kind = ir.TypeAttr.get(ir.Type.parse(f"!llvm.array<{size} x i8>"))
-        with ir.InsertionPoint.at_block_begin(self.body):
+        with ir.InsertionPoint.at_block_begin(_body(k)):
             llvm.GlobalOp(kind, name, ir.Attribute.parse("#llvm.linkage<internal>"), alignment=128, addr_space=3)
         return llvm.AddressOfOp(self.pointer_type(self.shared_space), name).result
 

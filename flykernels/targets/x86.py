@@ -56,30 +56,30 @@ class X86:
 
     def begin(self, k, types, is_memory):
         """share(arguments..., workspace, first, end): runs the workgroups first <= id < end, one after the other."""
-        self._types, k.private_bytes = types, 0
+        k.of_target.types, k.private_bytes = types, 0
         block = function(k, f"{k.name}_share", [*types, self.pointer_type(), mlir_type(i32), mlir_type(i32)])
         k._scope.enter_context(ir.InsertionPoint(block))
-        *arguments, self._workspace, first, end = block.arguments
-        self._each = scf.ForOp(first, end, constant(1, i32).ssa)
-        k._scope.enter_context(ir.InsertionPoint(self._each.body))
+        *arguments, k.of_target.workspace, first, end = block.arguments
+        k.of_target.each = scf.ForOp(first, end, constant(1, i32).ssa)
+        k._scope.enter_context(ir.InsertionPoint(k.of_target.each.body))
         k.open_top()
         return arguments
 
     def end(self, k):
         scf.yield_([])
-        with ir.InsertionPoint(self._each.operation.block):
+        with ir.InsertionPoint(k.of_target.each.operation.block):
             llvm.ReturnOp()
-        add_entries(k, self._types)
+        add_entries(k, k.of_target.types)
 
     def workgroup_id(self, k, axis):
         """Axis 0 counts all workgroups; a kernel with more axes divides it up itself."""
         if axis:
             raise ValueError(f"{k.name}: x86 has one grid axis, and the kernel asks for axis {axis}")
-        return Value(self._each.induction_variable, i32)
+        return Value(k.of_target.each.induction_variable, i32)
 
     def private_memory(self, k, size: int):
         """A part of this thread's workspace."""
-        pointer = advance(self._workspace, k.private_bytes, Byte)
+        pointer = advance(k.of_target.workspace, k.private_bytes, Byte)
         k.private_bytes += -(-size // CACHE_LINE) * CACHE_LINE
         return pointer
 

@@ -278,3 +278,23 @@ def test_without_an_openmp_library_calls_are_serial(code, monkeypatch):
     y.zero_()
     kernel.launcher(4)(x.data_ptr(), y.data_ptr(), 100)
     assert kernel.threads == 1 and torch.equal(y, 2 * x)
+
+
+def test_kernels_are_compiled_in_several_threads_at_once(code):
+    """As Inductor's precompilation does on Python 3.12: a target is shared, a kernel's state is its own."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    sizes = [16, 32, 64, 128] * 3
+    build = lambda n: x86.compile(trace(double, x86, n, Config(), name=f"double_{n}"))
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            codes = list(pool.map(build, sizes))
+    finally:
+        sys.setswitchinterval(switch)
+    for n, made in zip(sizes, codes):
+        assert made.binary == build(n).binary
+        x, y = torch.arange(200.0), torch.zeros(200)
+        host.load(made)(x.data_ptr(), y.data_ptr(), 200, threads=2)
+        assert torch.equal(y, 2 * x)
