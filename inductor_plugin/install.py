@@ -119,10 +119,18 @@ def hook() -> bool:
 
 
 class ChoicesFactory:
-    """Makes InductorChoices whose uuid() holds our fingerprint: it enters the FX-graph and AOTAutograd cache keys."""
+    """Makes InductorChoices whose uuid() holds our fingerprint: it enters the FX-graph and AOTAutograd cache keys.
+
+    Before torch 2.13 what enters is not the uuid but this object itself, pickled; so the pickle holds it too."""
 
     def __init__(self, previous: Any = None):
         self.previous = previous
+
+    def __getstate__(self) -> dict:
+        return {"previous": self.previous, "fingerprint": fingerprint()}
+
+    def __setstate__(self, state: dict) -> None:
+        self.previous = state["previous"]
 
     def __call__(self) -> Any:
         names = private.load().names

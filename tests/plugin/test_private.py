@@ -74,6 +74,13 @@ def test_the_choices_factory_enters_the_cache_key(names):
     factory = names.config.inductor_choices_class
     uuid = factory().uuid()
     assert "flykernels-" in str(uuid)
+    import pickle
+
+    from inductor_plugin.fingerprint import fingerprint
+
+    written = pickle.dumps(factory)
+    assert fingerprint().encode() in written
+    assert pickle.loads(written)().uuid() == uuid
 
 
 def test_register_lowering_and_lowerings_are_one_table(names):
