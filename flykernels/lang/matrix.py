@@ -46,7 +46,11 @@ class TiledMma:
             self.scale_a = atom.scale.repeat(rm, 1).spread((wm, 0), (wn, None))
             self.scale_b = atom.scale.repeat(rn, 1).spread((wm, None), (wn, 0))
         if k_waves > 1:
-            self.a, self.b, self.d = self.a.spread((k_waves, 1)), self.b.spread((k_waves, 1)), self.d.spread((k_waves, None))
+            self.a, self.b, self.d = (
+                self.a.spread((k_waves, 1)),
+                self.b.spread((k_waves, 1)),
+                self.d.spread((k_waves, None)),
+            )
         self.depth = self.a.tile[1]  # K of one step
 
     def zeros(self) -> Fragment:

@@ -36,7 +36,9 @@ def store(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, sums: Map
     at       (row, column) of the tile
     shelves  LDS pointers and bytes that are free, one a part"""
     row, column = at
-    tiles = {n: view(n).tile((cfg.tile_m, cfg.tile_n), row, column) for n in ("c", "residual") if n == "c" or p.residual}
+    tiles = {
+        n: view(n).tile((cfg.tile_m, cfg.tile_n), row, column) for n in ("c", "residual") if n == "c" or p.residual
+    }
     if p.bias != "none":
         size, where = ((cfg.tile_n,), (column,)) if p.bias == "row" else ((cfg.tile_m, cfg.tile_n), (row, column))
         tiles["bias"] = view("bias").tile(size, *where)
@@ -119,9 +121,11 @@ def last_of_slices(k: Kernel, cfg: Gfx950Config, sums: Mapping, workspace: View,
     @k.when(k.target.uniform(board.read(board.pointer, None, i32.bytes)).equals(cfg.split_k - 1))
     def _():
         k.target.observe()
-        total = [workspace.read(at(0, i), width, WIDE) for i in range(len(vectors))]
-        for s in range(1, cfg.split_k):
-            total = [t + workspace.read(at(s, i), width, WIDE) for i, t in enumerate(total)]
+        first = tuple(workspace.read(at(0, i), width, WIDE) for i in range(len(vectors)))
+
+        @k.loop(1, cfg.split_k, carry=first)
+        def total(s, total):
+            return tuple(t + workspace.read(at(s, i), width, WIDE) for i, t in enumerate(total))
 
         @k.when(k.thread.equals(0))
         def _():
