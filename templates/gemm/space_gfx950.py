@@ -87,7 +87,7 @@ def _all(p: GemmProblem, limits: GpuLimits) -> Iterator[Gfx950Config]:
 
 
 def _worth_looking(p: GemmProblem, m: int, n: int, k: int, waves: tuple[int, int], shape: str) -> bool:
-    """Leaves out what never wins: far too large or deep a tile, waves that are square pegs, two shapes of skinny tiles."""
+    """Leaves out what never wins: far too large or deep a tile, waves that do not fit it, two shapes of skinny ones."""
     count, atom = waves[0] * waves[1], int(shape.split("x")[0])
     if m > 2 * max(16, p.m_hint) or n > 2 * max(32, p.n) or (k > TILES_K[0] and k >= 2 * p.k):
         return False
