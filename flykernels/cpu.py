@@ -15,11 +15,10 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Caches:
-    """Data cache of one core, in bytes; l3 is shared."""
+    """Data caches of one core, in bytes."""
 
     l1: int = 32 << 10
     l2: int = 512 << 10
-    l3: int = 16 << 20
 
 
 @cache
@@ -69,4 +68,4 @@ def caches() -> Caches:
                 found["l" + read("level")] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
         except (OSError, ValueError):
             continue
-    return Caches(**{k: v for k, v in found.items() if k in ("l1", "l2", "l3")})
+    return Caches(**{k: v for k, v in found.items() if k in ("l1", "l2")})

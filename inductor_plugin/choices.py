@@ -1,4 +1,4 @@
-"""Our candidates beside ATen's, Triton's and C++'s: which are offered, what they are to Inductor, what is remembered."""
+"""Our candidates beside ATen's, Triton's and C++'s: which are offered, what Inductor sees of them, what is kept."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ class KernelCall(names.ExternKernelOut):  # type: ignore[name-defined,misc]
 
 
 class Choice(names.ChoiceCaller):  # type: ignore[name-defined,misc]
-    """One candidate of ours, as Inductor handles candidates."""
+    """One candidate of ours, as Inductor handles candidates.
 
-    def __init__(self, request: Request, spec: Spec):
+    beside: the input nodes of the autotuning call, which its benchmark tensors follow (default: our own)"""
+
+    def __init__(self, request: Request, spec: Spec, beside: Sequence[Any] = ()):
         nodes = list(request.nodes)
         if request.constant is not None:
             nodes[1] = packed_constant(request, spec)
@@ -53,6 +55,7 @@ class Choice(names.ChoiceCaller):  # type: ignore[name-defined,misc]
         layout = names.FixedLayout(layout.device, layout.dtype, layout.size, layout.stride, layout.offset)
         super().__init__("flykernels_" + re.sub(r"\W", "_", request.op.lstrip("_")), nodes, layout, spec.name)
         self.request, self.spec = request, spec
+        self.beside = beside or nodes
         meta = names.TensorMeta.from_irnodes
         self.bmreq = measurement(spec, request.key, meta(nodes), meta(layout))
 
@@ -84,7 +87,7 @@ class Choice(names.ChoiceCaller):  # type: ignore[name-defined,misc]
     def _arguments(self, tensors: Sequence[Any]) -> list[Any]:
         """Inductor hands over one tensor a *buffer*, in the order of first use in its own list of inputs; the kernel
         wants its own operands, some of them views of the same buffer. What cannot be mapped is made anew."""
-        order = dict.fromkeys(n.get_name() for n in getattr(self, "offered_beside", self.input_nodes))
+        order = dict.fromkeys(n.get_name() for n in self.beside)
         by_name = dict(zip(order, tensors, strict=False))
         out = []
         for node, meta in zip(self.input_nodes, self.bmreq.input_tensor_meta, strict=True):
@@ -195,10 +198,7 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
             raise PinnedMiss(f"{missed}; fill it with `flykernels warmup` or set FLYKERNELS_MODE=tune")
         log.warning("%s; ATen serves it", missed)
         return [aten]
-    ours = [Choice(request, spec) for spec in specs(request, entry)]
-    nodes = list(aten.input_nodes)
-    for choice in ours:
-        choice.offered_beside = nodes
+    ours = [Choice(request, spec, aten.input_nodes) for spec in specs(request, entry)]
     log.info("%s M=%s N=%s K=%s: %d candidates", request.op, request.m, request.problem.n, request.problem.k, len(ours))
     return choices + ours
 

@@ -26,10 +26,10 @@ def main() -> None:
 @click.option("--batch", default=1, show_default=True)
 @click.option("--bias", type=click.Choice(["none", "row", "full"]), default=None, help="default: row for addmm")
 @click.option("--residual", is_flag=True)
-@click.option("--frozen", is_flag=True, help="B is a constant (freezing), so it is packed ahead")
+@click.option("--frozen", is_flag=True, help="B is constant, so it is packed ahead")
 @click.option("--target", type=click.Choice(["x86", "gfx950"]), default="x86", show_default=True)
 def explain(op: str, bias: str | None, **options) -> None:
-    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...) eligible, which candidates are there, what won and from where."""
+    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...) eligible, what are its candidates, what won and from where."""
     from .explain import Question, answer
 
     base, _, activation = op.partition("+")

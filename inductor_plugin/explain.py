@@ -1,4 +1,4 @@
-"""Why, for one operation and shapes: eligible or not, which candidates and why, what won and where that is known from."""
+"""For one operation and shapes: eligible or why not, candidates with reasons, what won and how that is known."""
 
 from __future__ import annotations
 

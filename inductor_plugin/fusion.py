@@ -1,8 +1,9 @@
 """A matrix product and what follows it (bias, activation, residual) as one more candidate.
 
-After Inductor's own post-grad passes, each such chain's result `y` is replaced by `flykernels::fused_gemm(y, x, w, ...)`,
-whose lowering either builds one kernel from x and w, or hands `y` through untouched. Nothing is lost by asking: the
-chain is still there when the fused kernel does not win, and is dropped by Inductor when it does.
+After Inductor's own post-grad passes, each such chain's result `y` is replaced by
+`flykernels::fused_gemm(y, x, w, ...)`, whose lowering either builds one kernel from x and w, or hands `y` through
+untouched. Nothing is lost by asking: the chain is still there when the fused kernel does not win, and is dropped by
+Inductor when it does.
 """
 
 from __future__ import annotations
@@ -71,14 +72,15 @@ def as_gemm(node: Node) -> Gemm | None:
     """The node read as a product, if it is one that a fused kernel could compute."""
     if node.op != "call_function":
         return None
-    if node.target is aten.mm.default and len(node.args) == 2 and not node.kwargs:
-        return Gemm(node, "mm", node.args[0], node.args[1], None)
-    if node.target is aten.addmm.default and len(node.args) == 3:
+    args: Any = node.args
+    if node.target is aten.mm.default and len(args) == 2 and not node.kwargs:
+        return Gemm(node, "mm", args[0], args[1], None)
+    if node.target is aten.addmm.default and len(args) == 3:
         if any(node.kwargs.get(scale, 1) != 1 for scale in ("alpha", "beta")):
             return None
-        return Gemm(node, "addmm", node.args[1], node.args[2], node.args[0])
+        return Gemm(node, "addmm", args[1], args[2], args[0])
     if node.target in mkl_linear_targets():
-        x, _packed, w, bias = node.args[:4]
+        x, _packed, w, bias = args[:4]
         return Gemm(node, "_mkl_linear", x, w, bias)
     return None
 

@@ -55,15 +55,15 @@ def disable() -> None:
 
 
 def _set_everywhere(config: Any, name: str, value: Any) -> None:
-    """Set a configuration value for this context and as the default: threads started later have a context of their own."""
+    """Set a configuration value here and as the default: threads started later have a context of their own."""
     setattr(config, name, value)
     entry = getattr(config, "_config", {}).get(name)
     if entry is not None:
         entry.default = value
 
 
-# What hangs in Inductor's lists. The modules behind them need Inductor whole, and its import may still be under way when
-# the hooks are installed, so they are imported when first called.
+# What hangs in Inductor's lists. The modules behind them need Inductor whole, and its import may still be under way
+# when the hooks are installed, so they are imported when first called.
 
 
 def _offer(given: list) -> list:

@@ -114,6 +114,7 @@ def aten(spec: Spec) -> Callable:
     problem, activate = spec.problem, activation(spec.problem.activation)
 
     def run(a: Any, b: Any, *rest: Any, out: Any) -> Any:
+        bias: Any
         if problem.packed_b:
             b = unpacked_b(spec, b)
         operands = list(rest)

@@ -53,9 +53,10 @@ def check(spec: kernels.Spec, inputs: list[Any], out: Any) -> None:
     bad = ~(error <= bound)  # NaN is bad
     if bool(bad.any()):
         at = int(bad.flatten().nonzero()[0])
+        value = lambda x: x.flatten()[at].item()
         raise Wrong(
-            f"{int(bad.sum())} of {out.numel()} results differ from ATen's; first at {at}: "
-            f"{out.flatten()[at].item():.6g} for {expected.flatten()[at].item():.6g}, bound {bound.flatten()[at].item():.3g}"
+            f"{int(bad.sum())} of {out.numel()} results differ from ATen's; first at {at}: {value(out):.6g} for "
+            f"{value(expected):.6g}, bound {value(bound):.3g}"
         )
 
 
@@ -78,7 +79,7 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
                 if known is None or known.microseconds is None:
                     known = self._measure(*tensors, out=out)
                     store.update(self.key, lambda e: e.with_timing(known))
-            return known.microseconds / 1e3 * (1 + INERTIA)
+            return (known.microseconds or 0.0) / 1e3 * (1 + INERTIA)
         except Exception as e:
             log.warning("%s: not measured: %s: %s", self.spec.name, type(e).__name__, e)
             return math.inf

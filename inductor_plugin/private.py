@@ -109,7 +109,7 @@ def symbolic_hint(expr: Any) -> int:
 
 
 def constant_tensor(node: Any) -> Any:
-    """The tensor behind an IR node that is a constant of the graph (frozen weights), as the node views it; else None."""
+    """The tensor behind an IR node that is a constant of the graph (a frozen weight), as the node views it; or None."""
     names = load().names
     graph = names.V.graph
     try:

@@ -1,7 +1,7 @@
 """What the cache knows of one problem on one machine: a key that a person can read, what was measured, what won.
 
 An entry's file is JSON: `{"format": 1, "sha256": ..., "entry": {...}}`, the digest being of the entry's canonical JSON.
-Anything else (cut off, altered, from a newer format) is skipped by the reader, never fatal and never rewritten in place.
+Anything else (cut off, altered, from a newer format) is skipped by the reader: never fatal, never rewritten in place.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Store:
         return known if known is not None and key.agrees(known.key) else None
 
     def content_digest(self) -> str:
-        """SHA-256 over the addresses and winners of all entries that can be read, in hex: what a pinned cache decides."""
+        """SHA-256 over the addresses and winners of all readable entries, in hex: what a pinned cache decides."""
         seen: dict[str, str | None] = {}
         for directory in self.directories:
             for path in sorted(directory.glob("entries/*/*.json")):

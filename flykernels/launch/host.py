@@ -24,13 +24,14 @@ from .. import cpu
 from ..codeobject import CodeObject
 from .elf import ElfError, Image
 
-# What an object calls outside itself, in the order of its table: libgomp's functions, then those of the door from Python.
+# What an object calls outside itself, in the order of its table: libgomp's functions, then those of Python's door.
 POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 DOOR = (
     "PyLong_AsUnsignedLongLongMask",
     "PyLong_FromLong",
     "PyErr_Occurred",
     "PyErr_BadArgument",
+    "PyErr_NoMemory",
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
     "omp_get_max_threads",
@@ -121,9 +122,17 @@ class _MethodDef(ctypes.Structure):
 
 
 class _Frame(int):
-    """Address of the two words that the door keeps; what a built-in function holds on to, and through it all it needs."""
+    """Address of the two words that the door keeps; a built-in function holds on to it, and so to all it needs."""
 
     keeps: tuple
+
+    def __del__(self):
+        _, words, _ = self.keeps
+        _free(words[0])  # the spare workspace
+
+
+_free = ctypes.CDLL(None).free
+_free.restype, _free.argtypes = None, (ctypes.c_void_p,)
 
 
 class HostKernel:
@@ -156,13 +165,13 @@ class HostKernel:
             return None
         return _workspace.pointer if _workspace.bytes >= size else _workspace.grow(size)
 
-    def launcher(self, threads: int = 0) -> Callable[..., int]:
+    def launcher(self, threads: int = 0) -> Callable[..., int | None]:
         """A built-in function of ints, one for each argument: the fastest way in. Keeps the code alive.
 
         Checks count and type (TypeError), not addresses.
 
         threads: the most to use; 0: as many as OpenMP (so torch.get_num_threads()) says at each call. Each Python
-        thread in it has a workspace of its own. Without OpenMP, or with arguments that are not integers, it is `bind()`."""
+        thread in it has a workspace of its own. Without OpenMP, or with floats among the arguments, it is `bind()`."""
         door = self.image.symbols.get(self.code.entry.replace("_mlir_", "python_", 1))
         if not door or not thread_pool():
             return self.bind(threads=threads or None)

@@ -23,7 +23,8 @@ LOWER = (
     "convert-to-llvm,reconcile-unrealized-casts,canonicalize,cse)"
 )
 CACHE_LINE = 64  # bytes
-REGISTERS = {"x86-64-v3": (32, 16), "x86-64-v4": (64, 32)}  # bytes of a vector register, how many
+# Bytes of a vector register, and how many a loop may fill. AVX-512 has 32: with 31 in use LLVM's allocator spills.
+REGISTERS = {"x86-64-v3": (32, 16), "x86-64-v4": (64, 30)}
 
 
 class X86:
@@ -31,7 +32,7 @@ class X86:
 
     level             "x86-64-v3" (AVX2, FMA, F16C) or "x86-64-v4" (AVX-512); default: the best this machine has
     vector_bytes      of one vector register
-    vector_registers  how many there are
+    vector_registers  how many a loop may fill
     caches            data cache sizes, for blocking
     features          comma-separated, sorted: what a machine needs to run the code
     """
@@ -90,10 +91,6 @@ class X86:
 
     def barrier(self):
         pass
-
-    def prefetch(self, pointer, level: int = 1):
-        """Asks for the cache line at pointer: level 1 into L1, 2 into L2, 3 into L3."""
-        llvm.intr_prefetch(pointer, rw=0, hint=4 - level, cache=1)
 
     # -- to code
     def compile(self, k, source: dict | None = None, opt_level: int = 0) -> CodeObject:

@@ -11,8 +11,8 @@ The number of workgroups is the product of the kernel's grid, worked out from th
 
 `python_NAME`, for Python: see x86_python.py.
 
-Nothing is linked. Addresses of what lies outside are written by the loader into one table, in the order of `OUTSIDE`, so
-that one thread pool (the one that torch uses) serves all.
+Nothing is linked. Addresses of what lies outside are written by the loader into one table, in the order of `OUTSIDE`,
+so that one thread pool (the one that torch uses) serves all.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     PyObject *python_NAME(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
-`args` are Python ints, one for each argument of the kernel (anything else: TypeError); `self` is an int, the address of a Frame. Against a call through ctypes this saves
-about a microsecond with ten arguments: no conversion objects are made, and threads and workspace are looked after here.
+`args` are Python ints, one for each argument of the kernel (anything else: TypeError); `self` is an int, the address of
+a Frame. Against a call through ctypes this saves about a microsecond with ten arguments: no conversion objects are
+made, and threads and workspace are looked after here.
 The GIL is released while the kernel runs. The result is the number of threads that were allowed, an int.
 
 Frame, two words of 8 bytes: [0] address of a spare workspace or 0, [1] the most threads to use or 0 for no limit.
@@ -27,6 +28,7 @@ FUNCTIONS = (
     "PyLong_FromLong",
     "PyErr_Occurred",
     "PyErr_BadArgument",
+    "PyErr_NoMemory",
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
     "omp_get_max_threads",
@@ -78,17 +80,27 @@ def _run(k, values: list, frame, call: Callable, pointer, entry: str):
     state = call("PyEval_SaveThread", pointer, [])
     most = Value(call("omp_get_max_threads", mlir_type(i32), []), i32)
     threads = select(limit.equals(0), most, minimum(limit, most))
-    held = _take(frame, threads, k.private_bytes, call, pointer) if k.private_bytes else llvm.mlir_zero(pointer)
-    workspace = advance(held, LINE // i64.bytes, i64) if k.private_bytes else held
-    llvm.CallOp(None, [*values, workspace, threads.ssa], [], [], callee=entry)
-    if k.private_bytes:
+    allowed = lambda: call("PyLong_FromLong", pointer, [threads.to(i64).ssa])
+    if not k.private_bytes:
+        llvm.CallOp(None, [*values, llvm.mlir_zero(pointer), threads.ssa], [], [], callee=entry)
+        call("PyEval_RestoreThread", None, [state])
+        return allowed()
+    held = _take(frame, threads, k.private_bytes, call, pointer)
+    got = scf.IfOp((Value(llvm.ptrtoint(mlir_type(i64), held), i64) > 0).ssa, [pointer], has_else=True)
+    with ir.InsertionPoint(got.then_block):
+        workspace = advance(held, LINE // i64.bytes, i64)
+        llvm.CallOp(None, [*values, workspace, threads.ssa], [], [], callee=entry)
         call("free", None, [_exchange(frame, held, pointer)])
-    call("PyEval_RestoreThread", None, [state])
-    return call("PyLong_FromLong", pointer, [threads.to(i64).ssa])
+        call("PyEval_RestoreThread", None, [state])
+        scf.yield_([allowed()])
+    with ir.InsertionPoint(got.else_block):
+        call("PyEval_RestoreThread", None, [state])
+        scf.yield_([call("PyErr_NoMemory", pointer, [])])
+    return got.results[0]
 
 
 def _take(frame, threads: Value, bytes_a_thread: int, call: Callable, pointer):
-    """A workspace for as many threads: the spare if it is there and large enough, else a new one."""
+    """A workspace for as many threads: the spare if it is large enough, else a new one; null if memory is out."""
     needed = threads.to(i64) * bytes_a_thread + LINE
     spare = _exchange(frame, llvm.mlir_zero(pointer), pointer)
     missing = Value(llvm.ptrtoint(mlir_type(i64), spare), i64).equals(0)
@@ -102,7 +114,10 @@ def _take(frame, threads: Value, bytes_a_thread: int, call: Callable, pointer):
     with ir.InsertionPoint(op.then_block):
         call("free", None, [spare])
         fresh = call("aligned_alloc", pointer, [constant(LINE, i64).ssa, needed.ssa])
-        llvm.StoreOp(needed.ssa, fresh)
+        made = scf.IfOp((Value(llvm.ptrtoint(mlir_type(i64), fresh), i64) > 0).ssa)
+        with ir.InsertionPoint(made.then_block):
+            llvm.StoreOp(needed.ssa, fresh)
+            scf.yield_([])
         scf.yield_([fresh])
     with ir.InsertionPoint(op.else_block):
         scf.yield_([spare])

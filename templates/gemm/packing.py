@@ -28,7 +28,7 @@ def packed_shape(problem: GemmProblem, config: Any) -> tuple[int, ...]:
 def pack_b(problem: GemmProblem, config: Any, b: Any) -> Any:
     """A constant B as the kernel of a problem with `packed_b` wants it.
 
-    b: a torch tensor (K, N), any strides. The result: a new contiguous tensor of b's type and device, of `packed_shape`.
+    b: a torch tensor (K, N), any strides. The result: a new contiguous tensor of b's type and device, `packed_shape`.
     config: an X86Config or its key(). ValueError if b has another shape."""
     if tuple(b.shape) != (problem.k, problem.n):
         raise ValueError(f"B is {tuple(b.shape)}, but the problem has (K, N) = {(problem.k, problem.n)}")

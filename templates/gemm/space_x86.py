@@ -14,6 +14,8 @@ UNROLL = 4  # steps along K in a turn of the inner loop: the loop's own cost is 
 WORK_PER_THREAD = 1 << 17  # multiply-adds that outweigh a fork and join, some 5 us
 TILE_M_LEAST, TILE_M_MOST = 64, 512  # rows of a workgroup's tile: see _tiles
 DOT_ROWS = 128  # with more rows, packing B pays
+SUMS_IN_FLIGHT = 8  # two multiply-add units with a latency of 4 cycles (AMD Zen 2 to 4, Intel since Skylake)
+LOADS_A_STEP = 1.5  # beyond 2/3 of a load for each multiply-add the loads set the pace
 TAIL_COST = 1.15  # what a narrower last panel must be worth: its loops are compiled apart, for twice the time
 DIRECT_PASSES = 4  # times that B may be read unpacked
 
@@ -81,13 +83,14 @@ def _panel_blocks(p: GemmProblem, target, lanes: int, space: Space):
             continue
         loads = (rows + vectors) / (rows * vectors)  # a multiply-add
         wasted = ceil(p.m_hint / rows) * rows * ceil(p.n / (vectors * lanes)) * vectors * lanes / (p.m_hint * p.n)
-        idle = max(1.0, 8 / (rows * vectors))  # fewer sums than two units with a latency of 4 keep busy
+        idle = max(1.0, SUMS_IN_FLIGHT / (rows * vectors))
         twice = TAIL_COST if p.n % (vectors * lanes) else 1.0
-        found.append((wasted * idle * twice * max(1.0, 2 * loads * 0.75), rows, vectors * lanes))
-    found.sort()
-    for cost, rows, columns in found[2:]:
+        starved = max(1.0, LOADS_A_STEP * loads)  # two loads a cycle serve two multiply-adds, with a little to spare
+        found.append((wasted * idle * twice * starved, vectors * lanes, rows))
+    found.sort()  # of equal ones the narrower: the more rows of B at hand, the sooner LLVM spills
+    for cost, columns, rows in found[2:]:
         space.dropped.append(Dropped(None, f"panel {rows}x{columns}: {cost / found[0][0]:.2f}x the best one's steps"))
-    return [(rows, columns) for _, rows, columns in found[:2]]
+    return [(rows, columns) for _, columns, rows in found[:2]]
 
 
 def _even(k: int, most: int, multiple: int) -> int:

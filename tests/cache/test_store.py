@@ -1,4 +1,4 @@
-"""Entries and code objects: what is written comes back; what is damaged never does; nothing is lost between processes."""
+"""Entries and code objects: what is written comes back, what is damaged never does, no process loses anything."""
 
 from __future__ import annotations
 

@@ -169,11 +169,14 @@ def test_nan_and_infinity_go_where_torch_lets_them(dtype, activation):
         found["a"].view[4, 18] = float("inf")
         found["b"].view[0, 20] = float("-inf")
         launch(p, candidate.config, found)
-        want = act(found["a"].view.float() @ found["b"].view.float())
-        got = found["c"].view.float()
+        before = found["a"].view.float() @ found["b"].view.float()
+        # gelu(-inf) is -inf * 0 in torch, but what its vectorised erf makes of -inf differs from processor to processor.
+        same = before != float("-inf") if activation == "gelu" else torch.ones_like(before, dtype=torch.bool)
+        want, got = act(before)[same], found["c"].view.float()[same]
         assert torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got[want.isinf()], want[want.isinf()])
         assert got[want.isfinite()].isfinite().all()
+        assert not (found["c"].view.float()[~same] > 0).any()
 
 
 @pytest.mark.parametrize("out", ["bf16", "f16"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from functools import cache
 
@@ -80,12 +81,15 @@ def operands(p: GemmProblem, m: int, batch: int = 0, scale: float = 1.0, pad: in
 
 
 def launch(p: GemmProblem, config: X86Config, found, threads: int = 1) -> None:
-    """One call; with packed_b, B is packed first."""
+    """One call; with packed_b, B is packed first. Workspace is full of NaN: a kernel reads what it has written."""
     tensors = {name: g.view for name, g in found.items()}
     if p.packed_b:
         tensors["b"] = pack_b(p, config, tensors["b"])
     addresses = [tensors[name].data_ptr() for name in pointers(p)]
-    kernel(p, config)(*addresses, *scalar_values(p, **tensors), threads=threads)
+    loaded = kernel(p, config)
+    if loaded.workspace(threads) is not None:
+        ctypes.memset(loaded.workspace(threads), 0xFF, loaded.workspace_bytes * threads)
+    loaded(*addresses, *scalar_values(p, **tensors), threads=threads)
 
 
 def expected(p: GemmProblem, found) -> tuple[torch.Tensor, float]:

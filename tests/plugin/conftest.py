@@ -1,4 +1,4 @@
-"""A cache of its own for every test, and candidates of ours that always win, so that what they compute is what is seen."""
+"""A cache of its own for every test, and candidates of ours that always win: what they compute is what is seen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def own_caches(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prefer_ours(monkeypatch):
-    """Make Inductor believe that our candidates take a thousandth of their time. They are still checked against ATen."""
+    """Make Inductor believe that our candidates take a thousandth of their time. ATen still checks them."""
     monkeypatch.setattr(measure, "INERTIA", -0.999)
 
 
@@ -92,8 +92,8 @@ def run_and_get_code(function, *args):
 def assert_close(actual, expected, k, size=None):
     """Within the error of f32 sums of `k` products and one rounding to the result's type.
 
-    size: the largest sum of |products|, which the error of a sum grows with (default: the largest expected value). In f32
-    a sum of k terms errs by up to k eps size; errors are not all of one sign, so 8 sqrt(k) eps size is generous."""
+    size: the largest sum of |products|, which the error of a sum grows with (default: the largest expected value). In
+    f32 a sum of k terms errs by up to k eps size; errors are not all of one sign, so 8 sqrt(k) eps size is generous."""
     size = expected.abs().max() if size is None else size
     error = (actual.double() - expected).abs()
     sums = 8 * k**0.5 * torch.finfo(torch.float32).eps * size

@@ -278,13 +278,13 @@ def test_disabled_and_not_asked_for(seen):
     import inductor_plugin
 
     a, b = torch.randn(8, 8), torch.randn(8, 8)
-    out, code = run_and_get_code(
+    _, code = run_and_get_code(
         torch.compile(mm, options={"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}), a, b
     )
     assert not ours_ran(code)
     inductor_plugin.disable()
     torch._dynamo.reset()
-    out, code = run_and_get_code(compile_with(mm), a, b)
+    _, code = run_and_get_code(compile_with(mm), a, b)
     assert not ours_ran(code)
     assert inductor_plugin.enable() and install.TOKEN in torch._inductor.config.max_autotune_gemm_backends
 

@@ -48,7 +48,7 @@ print(json.dumps({{
 
 def run(program: str, folder: Path, **environment) -> dict:
     env = {
-        **os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "FLYKERNELS_CACHE_DIR": str(folder / "flykernels"), **environment,
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=600)
@@ -78,7 +78,7 @@ def test_without_inductors_caches_our_cache_still_decides_and_needs_no_mlir(tmp_
 def test_candidates_are_measured_in_inductors_worker(prefer_ours):
     a, b = torch.randn(16, 16), torch.randn(16, 16)
     with torch._inductor.config.patch(autotune_in_subproc=True):
-        out, code = run_and_get_code(compile_with(lambda a, b: a @ b), a, b)
+        out, _ = run_and_get_code(compile_with(lambda a, b: a @ b), a, b)
     assert torch.allclose(out, a @ b, atol=1e-5)
     assert counters["benchmarks"] == 0  # they happened elsewhere, and were recorded:
     from inductor_plugin import settings
@@ -110,14 +110,20 @@ print(json.dumps({"offered": any("candidates" in s for s in seen)}))
 def test_importing_torch_loads_nothing_of_inductor_or_mlir(tmp_path):
     program = """
 import json, sys, torch
-print(json.dumps([m for m in sys.modules if m.startswith(("torch._inductor", "flydsl", "mlir", "templates", "tuning"))]))
+heavy = ("torch._inductor", "flydsl", "mlir", "templates", "tuning")
+print(json.dumps([m for m in sys.modules if m.startswith(heavy)]))
 """
     assert run(program, tmp_path) == []
 
 
 @pytest.mark.parametrize("word", ["mm", "addmm+gelu", "bmm"])
 def test_explain_on_the_command_line(tmp_path, word):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLYKERNELS_CACHE_DIR": str(tmp_path), "COLUMNS": "200"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "FLYKERNELS_CACHE_DIR": str(tmp_path),
+        "COLUMNS": "200",
+    }
     command = [sys.executable, "-m", "inductor_plugin.cli", "explain", word, "--m", "64", "--n", "384", "--k", "384"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "eligible" in done.stdout and "it would be measured" in done.stdout, done.stderr

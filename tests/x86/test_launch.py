@@ -145,7 +145,7 @@ assert list(y) == [2.0 * i for i in range(50)], list(y)
 assert not [m for m in sys.modules if "mlir" in m or "flydsl" in m or m in ("torch", "numpy")], "too much loaded"
 print("ran")
 """
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout == "ran\n", done.stderr
 
@@ -267,3 +267,14 @@ def test_code_for_another_level_compiles_and_is_checked():
         x, y = torch.arange(40.0), torch.zeros(40)
         host.load(code)(x.data_ptr(), y.data_ptr(), 40)
         assert torch.equal(y, 2 * x)
+
+
+def test_without_an_openmp_library_calls_are_serial(code, monkeypatch):
+    monkeypatch.setattr(host, "thread_pool", dict)
+    kernel = host.load(code)
+    x, y = torch.arange(100.0), torch.zeros(100)
+    kernel(x.data_ptr(), y.data_ptr(), 100, threads=4)
+    assert torch.equal(y, 2 * x)
+    y.zero_()
+    kernel.launcher(4)(x.data_ptr(), y.data_ptr(), 100)
+    assert kernel.threads == 1 and torch.equal(y, 2 * x)
