@@ -163,7 +163,7 @@ def every_candidate(report: Report, sample: int) -> None:
 
 
 def run_cut(run, p: GemmProblem, cfg: Gfx950Config, code) -> None:
-    """The candidate's own kernel where K is small; else one for a K of a few tiles. The first and the last workgroup."""
+    """The candidate's own kernel where K is small, else one for a K of a few tiles: the first and the last workgroup."""
     deepest = cfg.split_k * cfg.tile_k * (2 * cfg.stages + 1)
     if p.k > 2 * deepest:
         p, code = replace(p, k=deepest + p.k % (cfg.tile_k * cfg.split_k)), None

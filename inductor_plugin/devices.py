@@ -31,7 +31,8 @@ class Device:
         from flykernels import targets
         from templates.gemm.space import candidates
 
-        return candidates(problem, getattr(targets, self.target), self.description().get("threads", 1))
+        threads = self.description()["threads"] if self.target == "x86" else 1
+        return candidates(problem, getattr(targets, self.target), threads)
 
 
 @functools.cache
@@ -81,6 +82,16 @@ def kind_of(device: Any) -> str:
         return "cuda"
     arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
     return "hip" if arch == DEVICES["hip"].target else f"hip ({arch})"
+
+
+def here(target: str) -> Device | None:
+    """The Device of a target that this process can run; None if there is none."""
+    import torch
+
+    kinds = {"cpu"}
+    if torch.cuda.is_available():
+        kinds.add(kind_of(torch.device("cuda", torch.cuda.current_device())))
+    return next((d for kind, d in DEVICES.items() if kind in kinds and d.target == target), None)
 
 
 def device_for(device: Any) -> Device:

@@ -160,4 +160,3 @@ def load(code: CodeObject, hip: Hip | None = None) -> HipKernel:
     if unknown:
         raise HipError(f"{code.entry} has arguments of kind {', '.join(unknown)}; known: {', '.join(KINDS)}")
     return HipKernel(code, hip or runtime())
-
