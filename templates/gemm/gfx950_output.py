@@ -25,7 +25,7 @@ COUNTER_BYTES = 128  # a cache line for each tile's counter, before its partial 
 
 def slot_bytes(cfg: Gfx950Config) -> int:
     """Of workspace a tile of C: a counter, and every slice's sums. The counter is 0 before and after a launch."""
-    return COUNTER_BYTES + cfg.split_k * cfg.tile_m * cfg.tile_n * f32.bytes
+    return COUNTER_BYTES + cfg.split_k * cfg.k_waves * cfg.tile_m * cfg.tile_n * f32.bytes
 
 
 def store(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, sums: Mapping, view, at, shelves):
