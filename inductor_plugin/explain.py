@@ -21,7 +21,6 @@ from .devices import DEVICES, here
 from .fingerprint import versions
 from .kernels import Spec
 
-
 DROPPED_MOST = 100  # configurations that are listed one by one
 
 

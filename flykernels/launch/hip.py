@@ -4,8 +4,8 @@
     kernel(a, b, c, m, *strides, stream=stream)       # addresses and numbers, as `code.arguments` lists them
     kernel.grid({"m": m, ...})                        # what it would be launched with
 
-Not run on a GPU by its authors: tests put a recording library in the place of libamdhip64 and check every call and every
-argument. Signatures and constants are those of HIP's public header hip_runtime_api.h.
+Not run on a GPU by its authors: tests put a recording library in the place of libamdhip64 and check every call and
+every argument. Signatures and constants are those of HIP's public header hip_runtime_api.h.
 """
 
 from __future__ import annotations
@@ -115,12 +115,13 @@ class HipKernel:
 
     def grid(self, arguments: Mapping[str, int]) -> tuple[int, int, int]:
         """Workgroups along x, y, z for these scalar arguments. HipError if HIP cannot launch so many."""
-        found = (*self.code.grid_for(arguments), 1, 1)[:3]
+        x, y, z, *_ = (*self.code.grid_for(arguments), 1, 1)
+        found = x, y, z
         size = self.code.workgroup_size
         if any(n > most for n, most in zip(found, GROUPS_MOST)) or found[0] * size > THREADS_MOST:
             raise HipError(
-                f"{self.code.entry}: a grid of {found} workgroups of {size} threads; HIP launches at most {GROUPS_MOST} "
-                f"workgroups, and {THREADS_MOST} threads along x"
+                f"{self.code.entry}: a grid of {found} workgroups of {size} threads; HIP launches {GROUPS_MOST} "
+                f"workgroups at most, and {THREADS_MOST} threads along x"
             )
         return found
 

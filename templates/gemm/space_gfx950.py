@@ -34,10 +34,9 @@ ACROSS_REGISTERS = 24  # of an operand that is read transposed: two addresses an
 BARRIER_CYCLES = 40  # a wait and a barrier, each K tile
 PHASE_CYCLES, MOVE_CYCLES = 8, 140  # a barrier; from a phase's first LDS read to the barrier after its last has come
 WIDEST_READ = 16  # bytes a lane
-DEEP = 32  # columns a matrix instruction of 16 rows takes of K: what a wave along K needs at least
 NOT_LOOKED_AT = (
-    "not listed one by one: more than half of the tile outside C or K, waves that do not fill it, fewer than 256 or more "
-    "than 4096 sums a wave, K tiles above 64 for large tiles, 32x32x16 for tiles below 128"
+    "not listed one by one: more than half of the tile outside C or K, waves that do not fill it, fewer than 256 or "
+    "more than 4096 sums a wave, K tiles above 64 for large tiles, 32x32x16 for tiles below 128"
 )
 # What the estimate takes from the traces that flykernels/sim/timing.py names, in cycles and bytes a cycle:
 WARM = 600  # from a load to its data in a running loop

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-NAMES = {0: "hipSuccess", 2: "hipErrorOutOfMemory", 98: "hipErrorInvalidDeviceFunction", 209: "hipErrorNoBinaryForGpu"}
+NAMES = {2: "hipErrorOutOfMemory", 98: "hipErrorInvalidDeviceFunction", 209: "hipErrorNoBinaryForGpu"}
 MODULE, FUNCTION = 0x1000, 0x2000
 
 
 class RecordingHip:
-    """calls: (name, plain arguments) in order. fail: {function: status it returns}. kinds: ctypes of launch arguments."""
+    """calls: (name, plain arguments) in order. fail: {function: status it returns}. kinds: of a launch's arguments."""
 
     def __init__(self, kinds=(), binary_bytes: int = 0):
         self.calls: list[tuple[str, tuple]] = []
