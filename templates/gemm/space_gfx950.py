@@ -31,6 +31,8 @@ RING_SUMS_MOST = 64  # in a ring, whose epilogue LLVM takes seconds over otherwi
 SPLIT_SUMS_MOST = 64  # where slices are added up: as many again are on their way from memory
 ADDRESS_REGISTERS = 24  # of a wave: thread offsets, LDS addresses, what the compiler keeps besides
 ACROSS_REGISTERS = 24  # of an operand that is read transposed: two addresses and two halves for every vector
+SCALARS_MOST, SCALARS_MOST_CUT = 96, 48  # of stages x loads: each has its LDS address in a scalar register; where the
+# last K tile is cut, or loads are narrow, more of the others are taken
 BARRIER_CYCLES = 40  # a wait and a barrier, each K tile
 PHASE_CYCLES, MOVE_CYCLES = 8, 140  # a barrier; from a phase's first LDS read to the barrier after its last has come
 WIDEST_READ = 16  # bytes a lane
@@ -153,6 +155,10 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
     for name, size in (("A", tile_m), ("B", tile_n)):
         if size * cfg.tile_k * p.input_type.bytes % (chunk * cfg.workgroup_size):
             return f"{name}'s tile is less than one load of {chunk} bytes by {cfg.workgroup_size} threads"
+    loads = (cfg.tile_m + cfg.tile_n) * cfg.tile_k * p.input_type.bytes // (chunk * cfg.workgroup_size)
+    most = SCALARS_MOST_CUT if chunk < WIDEST_READ or p.k % cfg.tile_k else SCALARS_MOST
+    if direct_bytes(p) and not cfg.interleaved and cfg.stages * loads > most:
+        return f"{cfg.stages} stages of {loads} loads: scalar registers hold {most} addresses"
     if cfg.lds_bytes(p) > limits.shared_bytes:
         return f"{cfg.lds_bytes(p)} bytes of LDS; a workgroup has {limits.shared_bytes}"
     sums = cfg.tile_m * cfg.tile_n * cfg.k_waves // cfg.workgroup_size

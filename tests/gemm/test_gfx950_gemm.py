@@ -139,7 +139,7 @@ def test_any_shape(m, n, k, layouts, align, dtype, activation, seed):
 def test_candidates_compile_quickly_and_fit(m, n, k, kw):
     p = problem(n=n, k=k, m_hint=m, **kw)
     space = candidates(p, gfx950)
-    assert 1 <= len(space.kept) <= 8 and all(c.reason for c in space.kept) and all(d.reason for d in space.dropped)
+    assert 1 <= len(space.kept) <= 12 and all(c.reason for c in space.kept) and all(d.reason for d in space.dropped)
     for candidate in space.kept:
         start = process_time()  # this process's own: other load on the machine does not count
         code = build(p, candidate.config, gfx950)
