@@ -5,6 +5,7 @@ Nothing here ran on an MI350. Times are *simulated* (bench/_gfx950_model.py), co
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
@@ -17,6 +18,7 @@ from templates.gemm.build import build
 from templates.gemm.gfx950_config import Gfx950Config
 from templates.gemm.problem import GemmProblem
 from templates.gemm.space import candidates
+from templates.gemm.workers import Workers
 
 from ._gfx950_model import DEPTHS, TRITON, estimate, ours, triton
 from .common import Report, geomean, parser
@@ -26,7 +28,7 @@ WEIGHTS = ((4096, 4096), (14336, 4096), (4096, 14336))  # (N, K)
 DENSE15 = [(m, n, k) for m in ROWS for n, k in WEIGHTS]
 LAYOUTS = [(a, b) for a in ("row", "col") for b in ("row", "col")]
 ODD_SHAPES = 40
-PARTS = ("predicted", "loop", "candidates")
+PARTS = ("predicted", "loop", "precompile", "candidates")
 ENDS = ("low", "middle", "high")
 
 
@@ -131,6 +133,21 @@ def loop(report: Report) -> None:
             report.bar("vector registers", code.registers, at_most=256)
 
 
+def precompile(report: Report) -> None:
+    """All candidates of one problem with one building process, and with as many as there are cores."""
+    p = dense(1024, 4096, 4096)
+    configs = [c.config for c in candidates(p, gfx950).kept]
+    seconds = {}
+    for count in (1, len(os.sched_getaffinity(0))):
+        with Workers(count) as pool:
+            pool.build_all(p, configs[:1] * count, "gfx950")  # starts them
+            start = time.perf_counter()
+            pool.build_all(p, configs, "gfx950")
+            seconds[count] = time.perf_counter() - start
+            report.row(processes=count, candidates=len(configs), wall_seconds_measured_on_cpu=round(seconds[count], 2))
+    report.bar("precompiling with all cores, times faster, measured on CPU", seconds[1] / min(seconds.values()))
+
+
 def every_candidate(report: Report, sample: int) -> None:
     """Each candidate of each suite shape: compiled, and run on the simulator on a few workgroups, edges included."""
     from tests.gemm.gfx950_case import run
@@ -191,6 +208,8 @@ def main(argv: list[str]) -> int:
         predicted(report)
     if "loop" in parts:
         loop(report)
+    if "precompile" in parts:
+        precompile(report)
     if "candidates" in parts:
         every_candidate(report, chosen.sample)
     return report.close(chosen.json)

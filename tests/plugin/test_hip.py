@@ -112,3 +112,15 @@ def test_alignment_is_what_strides_and_offsets_allow():
     whole, odd = layout((8, 64), (64, 1)), layout((8, 63), (63, 1))
     assert requests.alignments((whole, odd, layout((8, 64), (64, 1), 4))) == {"align_a": 16, "align_b": 2, "align_c": 8}
     assert requests.alignments((layout((1, 63), (63, 1)), whole, whole))["align_a"] == 16
+
+
+def test_kernels_for_gfx950_are_built_in_processes_and_stored(tmp_path, monkeypatch):
+    from inductor_plugin import settings
+
+    monkeypatch.setenv("FLYKERNELS_CACHE_DIR", str(tmp_path))
+    config = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "stages": 3, "waves": [2, 2]}
+    spec = kernels.Spec("mm", "gfx950", GemmProblem(64, 128, "bf16", "bf16", "row", "col"), config)
+    code = kernels.code_for(spec)
+    assert code.target == "gfx950" and code.spills == 0 and code.workgroup_size == 256
+    digest = settings.store().add(code)
+    assert settings.store().load(digest) == code
