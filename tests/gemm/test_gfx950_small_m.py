@@ -53,6 +53,15 @@ def test_the_sum_does_not_depend_on_who_comes_last():
     assert results[0].any() and all((r == results[0]).all() for r in results)
 
 
+def test_partial_sums_are_written_back_before_they_are_counted():
+    """Dies have L2 caches of their own: written back (wbl2) before the counter, dropped (inv) before others' are read."""
+    text = compiled(problem(), replace(SKINNY, split_k=4)).text
+    order = [text.index(x) for x in ("buffer_wbl2 sc1", "s_barrier", "global_atomic_add", "buffer_inv sc1")]
+    counted = text.index("global_atomic_add")
+    assert order[0] < counted < order[3] and "s_barrier" in text[order[0] : counted]
+    assert "vmcnt(0)" in text[text.rindex("global_store", 0, counted) : counted]
+
+
 @pytest.mark.parametrize("k_waves, waves", [(2, (1, 2)), (4, (1, 1)), (2, (1, 1))])
 @pytest.mark.parametrize("kw", [
     {}, {"k": 1000 + 8, "n": 120}, {"bias": "full", "activation": "silu"}, {"a": "col", "b": "row", "residual": True},
