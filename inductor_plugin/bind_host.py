@@ -7,7 +7,7 @@ before the kernel sees an address, that the operands lie as the kernel was built
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flykernels.launch import host
@@ -34,8 +34,10 @@ def bind(code: Any, spec: kernels.Spec) -> Callable:
     return names["call"]  # type: ignore[return-value]
 
 
-def source_of(p: GemmProblem) -> str:
-    """Python source of `call`. Every operand's shape and unit stride are checked; sizes that may vary are read."""
+def source_of(p: GemmProblem, more: Sequence[str] = ()) -> str:
+    """Python source of `call`. Every operand's shape and unit stride are checked; sizes that may vary are read.
+
+    more: further conditions under which ATen computes, in terms of the tensors and of their strides' names."""
     operands = [*arguments.pointers(p)]
     tensors = ["out" if x == "c" else x for x in operands]
     inputs = ", ".join(t for t in tensors if t != "out")
@@ -47,7 +49,7 @@ def source_of(p: GemmProblem) -> str:
         "residual": f"({lead}m, {p.n})",
     }
     lines = [f"def call({inputs}, *, out):", f"    {lead}m, _ = out.shape"]
-    checks = []
+    checks: list[str] = []
     for tensor, operand in zip(tensors, operands, strict=True):
         layout = {"a": p.a, "b": p.b, "bias": "any", "residual": "row", "c": "row"}[operand]
         if (operand == "b" and p.packed_b) or (operand == "bias" and p.bias == "row"):
@@ -60,6 +62,7 @@ def source_of(p: GemmProblem) -> str:
             checks.append(f"{operand}_col != 1")
         if layout == "col" and rows is None:
             checks.append(f"{operand}_row != 1" if operand == "b" else f"({operand}_row != 1 and m > 1)")
+    checks += more
     pointers = ", ".join(f"{t}.data_ptr()" for t in tensors)
     scalars = ", ".join(arguments.scalars(p))
     lines += [

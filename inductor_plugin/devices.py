@@ -31,7 +31,8 @@ class Device:
         from flykernels import targets
         from templates.gemm.space import candidates
 
-        return candidates(problem, getattr(targets, self.target), self.description().get("threads", 1))
+        threads = self.description()["threads"] if self.target == "x86" else 1
+        return candidates(problem, getattr(targets, self.target), threads)
 
 
 @functools.cache
@@ -53,7 +54,44 @@ def _bind_cpu(code: Any, spec: Any) -> Callable:
     return bind_host.bind(code, spec)
 
 
-DEVICES = {"cpu": Device("x86", _describe_cpu, _bind_cpu)}
+def _describe_hip() -> dict:
+    import torch
+
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "arch": found.gcnArchName.split(":")[0], "product": found.name, "compute_units": found.multi_processor_count,
+    }  # fmt: skip
+
+
+def _bind_hip(code: Any, spec: Any) -> Callable:
+    from . import bind_hip
+
+    return bind_hip.bind(code, spec)
+
+
+DEVICES = {"cpu": Device("x86", _describe_cpu, _bind_cpu), "hip": Device("gfx950", _describe_hip, _bind_hip)}
+
+
+def kind_of(device: Any) -> str:
+    """The key in DEVICES of a torch.device, or why there is none: torch calls AMD's GPUs "cuda" too."""
+    if device.type != "cuda":
+        return str(device.type)
+    import torch
+
+    if not torch.version.hip:
+        return "cuda"
+    arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+    return "hip" if arch == DEVICES["hip"].target else f"hip ({arch})"
+
+
+def here(target: str) -> Device | None:
+    """The Device of a target that this process can run; None if there is none."""
+    import torch
+
+    kinds = {"cpu"}
+    if torch.cuda.is_available():
+        kinds.add(kind_of(torch.device("cuda", torch.cuda.current_device())))
+    return next((d for kind, d in DEVICES.items() if kind in kinds and d.target == target), None)
 
 
 def device_for(device: Any) -> Device:
@@ -61,6 +99,6 @@ def device_for(device: Any) -> Device:
     from .requests import NotEligible
 
     try:
-        return DEVICES[device.type]
+        return DEVICES[kind_of(device)]
     except KeyError:
         raise NotEligible(f"device {device}: templates are registered for {', '.join(DEVICES)}") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +17,11 @@ from templates.gemm.problem import GemmProblem
 from tuning_cache import Entry, Key
 
 from . import settings
-from .devices import DEVICES
+from .devices import DEVICES, here
 from .fingerprint import versions
 from .kernels import Spec
+
+DROPPED_MOST = 100  # configurations that are listed one by one
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,7 @@ def answer(question: Question, console: Console | None = None) -> bool:
         console.print(f"{title}\nnot eligible: {reason}")
         return False
     console.print(f"{title}\neligible")
-    known_here = any(d.target == question.target for d in DEVICES.values())
-    entry = settings.store().lookup(question.key) if known_here else None
+    entry = settings.store().lookup(question.key) if here(question.target) else None
     console.print(_candidates(question, entry))
     _standing(question, entry, console)
     return True
@@ -126,12 +129,22 @@ def _candidates(question: Question, entry: Entry | None) -> Table:
         table.add_row(
             spec.name.removeprefix("flykernels "), offered, reason, _us(timing.microseconds if timing else None)
         )
-    for dropped in space.dropped:
-        table.add_row(str(dropped.config), "no", dropped.reason, "")
+    for name, reason in _dropped(space.dropped):
+        table.add_row(name, "no", reason, "")
     for name, timing in (entry.timings if entry else {}).items():
         if timing.config is None:
             table.add_row(name, "yes", "PyTorch's own", _us(timing.microseconds))
     return table
+
+
+def _dropped(dropped: list) -> Iterator[tuple[str, str]]:
+    """(configuration, reason); where there are many, those whose reasons differ in numbers only share a line."""
+    alike: dict[str, list] = {}
+    for d in dropped:
+        alike.setdefault(re.sub(r"\d+(\.\d+)?", "#", d.reason) if len(dropped) > DROPPED_MOST else str(d), []).append(d)
+    for group in alike.values():
+        others = f", and {len(group) - 1} like it" if len(group) > 1 else ""
+        yield f"{group[0].config}{others}", group[0].reason
 
 
 def _us(microseconds: float | None) -> str:

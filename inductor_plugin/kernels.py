@@ -6,6 +6,8 @@ first, then the kernel is built from problem and config; where neither is possib
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import logging
 import threading
@@ -73,14 +75,30 @@ def code_for(spec: Spec) -> CodeObject:
     with _building:
         code = _built.get(text)
     if code is None:
-        from templates.gemm.build import build_from_json
-
         counters["compiles"] += 1
-        code = build_from_json(spec.problem, spec.config, spec.target)
+        code = _build(spec)
         with _building:
             _built[text] = code
         settings.store().add(code)
     return code
+
+
+def _build(spec: Spec) -> CodeObject:
+    """x86 kernels here; GPU kernels, which take LLVM longer, in processes, so that precompiling uses all cores."""
+    if spec.target == "x86":
+        from templates.gemm.build import build_from_json
+
+        return build_from_json(spec.problem, spec.config, spec.target)
+    return _workers().build(spec.problem, spec.config, spec.target)
+
+
+@functools.cache
+def _workers() -> Any:
+    from templates.gemm.workers import Workers
+
+    made = Workers()
+    atexit.register(made.close)
+    return made
 
 
 def unpacked_b(spec: Spec, packed: Any) -> Any:

@@ -6,6 +6,7 @@ Nothing here needs a device or a compiler.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -155,6 +156,7 @@ def from_nodes(
         residual=residual is not None,
         packed_b=constant is not None,
         m_hint=hint,
+        **(alignments((a.get_layout(), b.get_layout(), layout)) if device.target != "x86" else {}),
     )
     for extra, name in ((bias, "bias"), (residual, "residual")):
         if extra is not None and type_name(extra.get_dtype()) != out:
@@ -165,6 +167,20 @@ def from_nodes(
     nodes = tuple(x for x in (a, b, bias, residual) if x is not None)
     named = lambda value: "symbolic" if value is None else value
     return Request(op, problem, named(m_), named(batch), nodes, layout, constant)
+
+
+def alignments(layouts: Sequence[Any]) -> dict[str, int]:
+    """align_a, align_b and align_c from strides and offsets; a GPU's wide loads need them, run-time guards check them.
+
+    A symbolic stride promises no more than whole elements."""
+    found = {}
+    for name, held in zip(("align_a", "align_b", "align_c"), layouts, strict=True):
+        size = held.dtype.itemsize
+        steps = [number(s) for s, n in zip(held.stride, held.size, strict=True) if number(n) != 1]
+        strides = [s for s in (*steps, number(held.offset)) if s != 1]
+        common = 0 if None not in strides else 1
+        found[name] = math.gcd(16, *(s * size for s in strides if s is not None), *((size,) if common else ()))
+    return found
 
 
 def bias_kind(bias: Any, n: int, skip: int) -> str:

@@ -13,6 +13,7 @@ That is SSA's own shape: a name made inside cannot be used outside, because Pyth
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from math import prod
@@ -29,6 +30,8 @@ from .memory import Global, View
 from .values import TARGET, Value, constant, mlir_type
 
 STAY_A_LOOP = "#llvm.loop_annotation<unroll = <disable = true>>"  # what Python did not unroll, LLVM shall not either
+
+TRACING = threading.RLock()  # a target holds the module being written, and Python's interpreter lock is held anyway
 
 
 class Kernel:
@@ -254,7 +257,7 @@ def trace(kernel, target, problem, config, name=None) -> Kernel:
     name = name or kernel.__name__
     token = TARGET.set(target)
     try:
-        with ir.Context() as context, ir.Location.unknown(), source_locations():
+        with TRACING, ir.Context() as context, ir.Location.unknown(), source_locations():
             k = Kernel(target, name, config.workgroup_size)
             k.context, k.module = context, target.open_module()
             k.source = {"kernel": name, "problem": described(problem), "config": described(config)}

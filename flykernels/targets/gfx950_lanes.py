@@ -41,6 +41,6 @@ def compiler_fence(ordering: str) -> None:
 
 
 def fence(ordering: str, scope: str = "agent") -> None:
-    """An "acquire" or "release" fence. "agent": of the whole device; the dies' L2 caches are written back or dropped."""
+    """An "acquire" or "release" fence. "agent": of the whole device; L2 caches are written back or dropped."""
     number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), {"acquire": 4, "release": 5}[ordering])
     llvm.fence(number, syncscope=scope)

@@ -33,7 +33,7 @@ def build_from_json(problem: GemmProblem, config: dict, target: str) -> CodeObje
     """`build` for a configuration's key() and a target's name, as caches and generated code hold them."""
     from flykernels import targets
 
-    kinds = {"x86": X86Config}
+    kinds = {"x86": X86Config, "gfx950": gfx950.Gfx950Config}
     if target not in kinds:
         raise ValueError(f"GEMM kernels for {target!r} are not launched from here; {', '.join(kinds)} are")
     return build(problem, kinds[target](**config), getattr(targets, target))

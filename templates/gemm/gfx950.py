@@ -25,7 +25,7 @@ from .arguments import declared
 from .gfx950_config import TILE_MOST, Gfx950Config, direct_bytes, mma_of
 from .gfx950_hti import interleaved_loop
 from .gfx950_operands import matrix, operand_ring
-from .gfx950_output import slot_bytes, store, last_of_slices
+from .gfx950_output import last_of_slices, slot_bytes, store
 from .order import tile_of
 from .problem import GemmProblem
 

@@ -154,7 +154,7 @@ def read_conflicts(atom: MatrixAtom, which: str, rows: int, depth: int, contiguo
 def shelf_swizzle(held: ThreadValues, taken: ThreadValues) -> Swizzle:
     """The swizzle of a tile of 16-bit values that is put into LDS as `held` says and read as `taken` says, row by row
     in vectors of 8: the one with the fewest turns, of reads first."""
-    rows, columns = taken.tile
+    columns = taken.tile[1]
     lanes = np.arange(gfx950.limits.lanes)
 
     def turns(tv: ThreadValues, phases, size: int, banks: int, moved: Swizzle) -> int:

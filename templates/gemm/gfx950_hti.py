@@ -1,4 +1,4 @@
-"""The half-tile-interleaved main loop on gfx950: two groups of waves, one phase apart, one moves data as one multiplies.
+"""The half-tile-interleaved main loop on gfx950: two groups of waves, one phase apart; one loads, one multiplies.
 
 A workgroup's rows of A and columns of B are cut into halves, C into four quadrants, which stay in registers. A schedule
 is a table of phases; the loop walks it. In each phase a wave reads halves of K tile t from LDS, asks memory for a half
@@ -34,8 +34,8 @@ class Phase(NamedTuple):
     quadrants: tuple[tuple[int, int], ...]
 
 
-# Two barriers a phase. "eight" interleaves finest; "four" has the fewest barriers that two stages allow: with f phases a
-# tile and h phases to hide a load, 2 f >= 2 + h.
+# Two barriers a phase. "eight" interleaves finest; "four" has the fewest barriers that two stages allow: with f phases
+# a tile and h phases to hide a load, 2 f >= 2 + h.
 SCHEDULES = {
     "eight": (
         Phase(("A0", "B0"), (("A1", 1),), ((0, 0),)),

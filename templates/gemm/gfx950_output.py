@@ -25,7 +25,7 @@ COUNTER_BYTES = 128  # a cache line for each tile's counter, before its partial 
 
 def slot_bytes(cfg: Gfx950Config) -> int:
     """Of workspace a tile of C: a counter, and every slice's sums. The counter is 0 before and after a launch."""
-    return COUNTER_BYTES + cfg.split_k * cfg.tile_m * cfg.tile_n * f32.bytes
+    return COUNTER_BYTES + cfg.split_k * cfg.k_waves * cfg.tile_m * cfg.tile_n * f32.bytes
 
 
 def store(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, sums: Mapping, view, at, shelves):
@@ -121,9 +121,11 @@ def last_of_slices(k: Kernel, cfg: Gfx950Config, sums: Mapping, workspace: View,
     @k.when(k.target.uniform(board.read(board.pointer, None, i32.bytes)).equals(cfg.split_k - 1))
     def _():
         k.target.observe()
-        total = [workspace.read(at(0, i), width, WIDE) for i in range(len(vectors))]
-        for s in range(1, cfg.split_k):
-            total = [t + workspace.read(at(s, i), width, WIDE) for i, t in enumerate(total)]
+        first = tuple(workspace.read(at(0, i), width, WIDE) for i in range(len(vectors)))
+
+        @k.loop(1, cfg.split_k, carry=first)
+        def total(s, total):
+            return tuple(t + workspace.read(at(s, i), width, WIDE) for i, t in enumerate(total))
 
         @k.when(k.thread.equals(0))
         def _():

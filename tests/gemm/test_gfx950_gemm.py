@@ -113,7 +113,7 @@ def test_batches(a, b):
 def test_the_tile_family(config, a, b):
     """Two workgroups of a larger grid: an inner one and the last, whose rows and columns end inside."""
     m, n = 2 * config.tile_m - 8, 2 * config.tile_n - 24
-    run(problem(a=a, b=b, n=n, k=5 * config.tile_k - 16), config, m, workgroups=[(0, 0, 0), (1, 1, 0)])
+    run(problem(a=a, b=b, n=n, k=5 * config.tile_k - 16), config, m, workgroups=[(0, 0, 0), (3, 0, 0)])
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -139,7 +139,7 @@ def test_any_shape(m, n, k, layouts, align, dtype, activation, seed):
 def test_candidates_compile_quickly_and_fit(m, n, k, kw):
     p = problem(n=n, k=k, m_hint=m, **kw)
     space = candidates(p, gfx950)
-    assert 1 <= len(space.kept) <= 8 and all(c.reason for c in space.kept) and all(d.reason for d in space.dropped)
+    assert 1 <= len(space.kept) <= 12 and all(c.reason for c in space.kept) and all(d.reason for d in space.dropped)
     for candidate in space.kept:
         start = process_time()  # this process's own: other load on the machine does not count
         code = build(p, candidate.config, gfx950)

@@ -1,0 +1,127 @@
+"""Builds GEMM kernels on all cores: one process a core, because tracing holds Python's interpreter lock.
+
+    with Workers() as pool:
+        codes = pool.build_all(problem, [c.config for c in space.kept], "gfx950")
+
+`Workers.build` may be called from many threads at a time (Inductor precompiles so); each call has a process for itself.
+A worker is `python -m templates.gemm.workers`: it reads one JSON line a kernel, and answers with a CodeObject's bytes.
+Unlike multiprocessing's, it never imports the user's main module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from flykernels.codeobject import CodeObject
+
+from .problem import GemmProblem
+
+ROOT = Path(__file__).parents[2]  # where `templates` and `flykernels` are imported from
+
+
+class BuildFailed(RuntimeError):
+    """A kernel that a worker could not build: the type and text of what was raised there, or that it died."""
+
+
+class Workers:
+    """count: processes, started when first needed (default: as many as this process may use cores)."""
+
+    def __init__(self, count: int | None = None):
+        self.count = count or len(os.sched_getaffinity(0))
+        self._idle: queue.LifoQueue[subprocess.Popen | None] = queue.LifoQueue()
+        for _ in range(self.count):
+            self._idle.put(None)
+
+    def build(self, problem: GemmProblem, config: dict, target: str) -> CodeObject:
+        """One kernel, in a process; waits while all are busy. BuildFailed with what went wrong."""
+        worker = self._idle.get()
+        try:
+            worker = worker if worker is not None and worker.poll() is None else self._start()
+            answer, kind = self._ask(worker, {"problem": problem.key(), "config": config, "target": target})
+        except (OSError, ValueError) as e:
+            if worker is not None:
+                worker.kill()
+                worker.wait()
+            worker = None
+            raise BuildFailed(f"the process that built {config} for {target} ended: {e}") from e
+        finally:
+            self._idle.put(worker)
+        if kind == "error":
+            raise BuildFailed(answer.decode())
+        return CodeObject.from_bytes(answer)
+
+    def build_all(self, problem: GemmProblem, configs: Sequence, target: str) -> list[CodeObject | BuildFailed]:
+        """All configurations (dataclasses with key()), as many at a time as there are processes, in order."""
+
+        def one(config) -> CodeObject | BuildFailed:
+            try:
+                return self.build(problem, config.key(), target)
+            except BuildFailed as e:
+                return e
+
+        with ThreadPoolExecutor(self.count) as threads:
+            return list(threads.map(one, configs))
+
+    def _start(self) -> subprocess.Popen:
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        return subprocess.Popen(
+            [sys.executable, "-m", "templates.gemm.workers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+    def _ask(self, worker: subprocess.Popen, question: dict) -> tuple[bytes, str]:
+        assert worker.stdin and worker.stdout
+        worker.stdin.write(json.dumps(question).encode() + b"\n")
+        worker.stdin.flush()
+        head = worker.stdout.readline().split()
+        if len(head) != 2:
+            raise ValueError("no answer")
+        answer = worker.stdout.read(int(head[1]))
+        if len(answer) != int(head[1]):
+            raise ValueError("half an answer")
+        return answer, head[0].decode()
+
+    def close(self) -> None:
+        """Ends the processes; waits for those that build."""
+        for _ in range(self.count):
+            worker = self._idle.get()
+            if worker is not None and worker.stdin:
+                worker.stdin.close()
+                worker.wait()
+                if worker.stdout:
+                    worker.stdout.close()
+            self._idle.put(None)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def serve() -> None:
+    """The worker: questions on standard input, answers on standard output, until the input ends."""
+    from .build import build_from_json
+
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not mix with answers
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        try:
+            code = build_from_json(GemmProblem(**asked["problem"]), asked["config"], asked["target"])
+            kind, answer = b"code", code.to_bytes()
+        except Exception as e:
+            kind, answer = b"error", f"{type(e).__name__}: {e}".encode()
+        answers.write(b"%s %d\n" % (kind, len(answer)) + answer)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,53 @@
+"""Kernels built in processes of their own: the same bytes, all cores, errors in words."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from flykernels.targets import gfx950
+from templates.gemm.build import build
+from templates.gemm.gfx950_config import Gfx950Config
+from templates.gemm.problem import GemmProblem
+from templates.gemm.workers import BuildFailed, Workers
+
+P = GemmProblem(128, 256, "bf16", "bf16", "row", "col")
+CONFIGS = [Gfx950Config(64, 64, 64, s, (2, 2)) for s in (2, 3, 4)]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Workers(2) as workers:
+        yield workers
+
+
+def test_the_same_bytes_as_in_this_process(pool):
+    built = pool.build_all(P, CONFIGS, "gfx950")
+    assert [b.to_bytes() for b in built] == [build(P, c, gfx950).to_bytes() for c in CONFIGS]
+
+
+def test_a_kernel_that_cannot_be_built_costs_only_itself(pool):
+    bad = Gfx950Config(256, 256, 256, 8, (2, 2))
+    first, second, third = pool.build_all(P, [CONFIGS[0], bad, CONFIGS[1]], "gfx950")
+    assert isinstance(second, BuildFailed) and "shared memory" in str(second)
+    assert first.entry == third.entry == "gemm"
+    with pytest.raises(BuildFailed, match="cuda"):
+        pool.build(P, CONFIGS[0].key(), "cuda")
+
+
+def test_a_worker_that_dies_is_replaced():
+    with Workers(1) as pool:
+        pool.build(P, CONFIGS[0].key(), "gfx950")
+        worker = pool._idle.get()
+        worker.kill()
+        worker.wait()
+        pool._idle.put(worker)
+        assert pool.build(P, CONFIGS[0].key(), "gfx950").entry == "gemm"
+
+
+def test_threads_of_one_process_may_build_too():
+    """Inductor precompiles in threads: what one traces must not end up in another's kernel."""
+    with ThreadPoolExecutor(3) as threads:
+        built = list(threads.map(lambda c: build(P, c, gfx950).to_bytes(), CONFIGS * 3))
+    assert built == [build(P, c, gfx950).to_bytes() for c in CONFIGS * 3]
