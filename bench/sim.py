@@ -1,4 +1,5 @@
-"""What the gfx950 simulator must reach: foreign kernels right with no false alarm, mutations noticed, timing in its band,
+"""What the gfx950 simulator must reach: foreign kernels right with no false alarm, mutations noticed, timing in its
+band,
 throughput. `python -m bench sim`; `--only` runs some parts, `--sample N` takes every Nth mutation."""
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from .common import Report, parser
 from .simcases.case import Case
 
 PARTS = ("acceptance", "mutations", "timing", "throughput")
-# Published on an MI355X, bf16 NT, 8192 cubed, TFLOP/s: Triton, and the best hand-written kernels (HipKittens, hipBLASLt)
+# Published on an MI355X, bf16 NT, 8192 cubed, TFLOP/s: Triton, and the best hand-written kernels (HipKittens,
+# hipBLASLt)
 PUBLISHED_TRITON, PUBLISHED_BEST = 1091, (1575, 1610)
 
 

@@ -157,14 +157,14 @@ class Site:
         m = self.machine
         if g.full:
             known = self.known.get(g.key)
-            if known is not None and known.raw is not None and np.array_equal(known.raw, raw):
+            if known is not None and known.raw == raw.tobytes():
                 return known
         at = np.broadcast_to(raw, (g.n, LANES)).astype(np.int64) + self.offset
         count = len(m.collector.found)
         at, mask = _checked(self.instruction, m, g, at, self.size, self.align)
         made = Place(g, at, mask, self.size, m.granule, m.races, m.lds_stride)
         if mask is None and len(m.collector.found) == count:
-            made.raw = np.array(raw)
+            made.raw = raw.tobytes()
             self.known[g.key] = made
         return made
 
@@ -216,7 +216,7 @@ def transpose(data: np.ndarray, bits: int) -> np.ndarray:
     per = 32 * words // bits  # elements a lane
     lanes = np.ascontiguousarray(np.moveaxis(data, 0, -1)).reshape(n, 4, 16, words)
     if bits == 16:
-        elements = lanes.view(np.uint16)
+        elements: np.ndarray = lanes.view(np.uint16)
     elif bits == 8:
         elements = lanes.view(np.uint8)
     else:
@@ -225,7 +225,7 @@ def transpose(data: np.ndarray, bits: int) -> np.ndarray:
     flat = elements.reshape(n, 4, per, 16)  # row j of the tile: 16 consecutive elements in lane order
     column = np.ascontiguousarray(flat.swapaxes(2, 3))  # [n, 4, lane, per]
     if bits in (8, 16):
-        out = column.view(U32)
+        out: np.ndarray = column.view(U32)
     else:
         every = np.unpackbits(column.astype(np.uint8)[..., None], axis=-1, bitorder="little")[..., :bits]
         out = np.packbits(every.reshape(n, 4, 16, per * bits), axis=-1, bitorder="little")
@@ -300,6 +300,12 @@ def _read(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
     return run
 
 
+def _both(tickets: list[np.ndarray | None]) -> np.ndarray | None:
+    """The tickets of a two-address instruction's halves, [waves, 2]."""
+    kept = [t for t in tickets if t is not None]
+    return np.stack(kept, 1) if kept else None
+
+
 def _read2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int]) -> Callable[[Group], None]:
     where, read = b.registers.index(i.operands[0].index), b.raw(i.operands[1])
     words = size // 4
@@ -313,7 +319,7 @@ def _read2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int])
         if m.trace is not None:
             for p in places:
                 m.trace.lds(g, i, p.at, size, p.mask)
-        ticket = None if tickets[0] is None else np.stack(tickets, 1)
+        ticket = _both(tickets)
         sample = lambda: np.concatenate([gather(m, p, size) for p in places])
         _issue(m, g, where, sample, places[0].mask, ticket, registers)
 
@@ -382,7 +388,7 @@ def _write2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int]
             for p, data in stores:
                 scatter(m, p.where, size, data, p.mask)
 
-        _issue_store(m, g, put, None if tickets[0] is None else np.stack(tickets, 1))
+        _issue_store(m, g, put, _both(tickets))
 
     return run
 

@@ -85,8 +85,9 @@ class Memory:
                 at = offset[wrong]
                 report(
                     "out-of-bounds",
-                    f"{'writes' if write else 'reads'} {size} bytes at byte {int(at[0])} of {a.name}, which "
-                    f"holds bytes {a.low} to {a.high - 1} ({at.size} lanes, bytes {int(at.min())} to {int(at.max()) + size - 1})",
+                    f"{'writes' if write else 'reads'} {size} bytes at byte {int(at[0])} of {a.name}, which holds "
+                    f"bytes {a.low} to {a.high - 1} "
+                    f"({at.size} lanes, bytes {int(at.min())} to {int(at.max()) + size - 1})",
                     wrong,
                 )
                 lanes = lanes & ~wrong

@@ -74,7 +74,7 @@ class Place:
     def __init__(
         self, g, at: np.ndarray, mask: np.ndarray | None, size: int, granule: int, races: Races | None, stride
     ):
-        self.at, self.mask, self.raw = at, mask, None
+        self.at, self.mask, self.raw = at, mask, b""
         self.where = at + (g.workgroup * stride)[:, None]
         bits = int(np.bitwise_or.reduce(self.where, axis=None)) | 64
         self.alignment = bits & -bits  # a power of two that divides every address
@@ -89,8 +89,9 @@ class Place:
         self.writers = found + (g.workgroup * races.granules)[:, None]
         self.readers = found + (g.waves * races.granules)[:, None]
         each = self.writers if self.lanes is None else np.where(self.lanes, self.writers, -1)
-        owners = [np.unique(row) for row in each]
-        self.apart = sum(map(len, owners)) == len(np.unique(each)) or len(owners) == 1
+        rows, flat = np.sort(each, axis=1), np.sort(each, axis=None)
+        own = len(rows) + int((rows[:, 1:] != rows[:, :-1]).sum())
+        self.apart = own == 1 + int((flat[1:] != flat[:-1]).sum())  # no granule belongs to two waves
         waves = races.waves_of[g.workgroup]
         self.all_readers = found[:, None, :] + (waves * races.granules)[:, :, None]
 

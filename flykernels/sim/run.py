@@ -29,7 +29,8 @@ LDS_LIMIT = 160 * 1024  # bytes of LDS a compute unit of gfx950 has
 class Counters:
     """What ran.
 
-    instructions  wave-instructions; `by_name` by mnemonic; `seconds` of processor time that the simulation took (this machine's)
+    instructions  wave-instructions; `by_name` by mnemonic; `seconds` of processor time that the simulation took (this
+                  machine's)
     hits          times each instruction of the code object ran, in waves
     """
 

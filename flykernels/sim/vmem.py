@@ -298,12 +298,12 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
     kind = i.name.split("_")[0]
     lane_bytes = LANE * step
 
-    known: dict[bytes, tuple[np.ndarray, Place]] = {}
+    known: dict[bytes, tuple[bytes, Place]] = {}
 
     def target(g: Group) -> Place:
         first = g.S[M0]
         old = known.get(g.key)
-        if old is not None and g.full and np.array_equal(old[0], first):
+        if old is not None and g.full and old[0] == first.tobytes():
             return old[1]
         active = _mask(g)
         at = (first & 0x3FFFF)[:, None] + immediate + lane_bytes
@@ -315,7 +315,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
         lanes = None if active.all() else active
         made = Place(g, np.where(active, at, 0), lanes, step, m.granule, m.races, m.lds_stride)
         if lanes is None:
-            known[g.key] = (first.copy(), made)
+            known[g.key] = (first.tobytes(), made)
         return made
 
     def run(g: Group) -> None:

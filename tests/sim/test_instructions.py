@@ -116,7 +116,8 @@ def test_transcendental(name, f):
 
 
 def test_division():
-    """The five-step division (v_div_scale, v_rcp, v_fma, v_div_fmas, v_div_fixup) rounds right, at both ends of the range."""
+    """The five-step division (v_div_scale, v_rcp, v_fma, v_div_fmas, v_div_fixup) rounds right, at both ends of the
+    range."""
     lines = """
     v_div_scale_f32 v6, s[14:15], v3, v3, v2
     v_div_scale_f32 v7, vcc, v2, v3, v2
@@ -352,7 +353,8 @@ def test_packed_f32():
 
 
 def test_fp8_conversions():
-    """Every code of e4m3 and e5m2 comes back; values between are rounded to the nearer, ties to even; beyond: NaN or Inf."""
+    """Every code of e4m3 and e5m2 comes back; values between are rounded to the nearer, ties to even; beyond: NaN or
+    Inf."""
     from bench.simcases.floats import values
 
     for name, fmt in (("fp8", "e4m3"), ("bf8", "e5m2")):

@@ -224,7 +224,7 @@ def test_scratch_memory():
     )
     run(body, [x], scratch=16).raise_for_findings()
     np.testing.assert_array_equal(x, 2 * np.arange(64))
-    assert [f.kind for f in run(body, [x], scratch=8).findings][0] == "out-of-bounds"
+    assert run(body, [x], scratch=8).findings[0].kind == "out-of-bounds"
 
 
 @pytest.mark.parametrize(

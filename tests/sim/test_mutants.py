@@ -1,4 +1,5 @@
-"""One-change mutations must be noticed: found by the checker, wrong in the result, or shown to be harmless. A sample; all
+"""One-change mutations must be noticed: found by the checker, wrong in the result, or shown to be harmless. A sample;
+all
 of them are in `python -m bench sim`."""
 
 from collections import Counter
