@@ -137,12 +137,21 @@ class Simulation:
         name = lambda r: self.program.registers.name(r)
         self.machine = Machine(loaded.code.instructions, self.launch.memory, self.collector, name)
         self.machine.check, self.machine.trace = check, trace
+        if loaded.data:
+            self.machine.image = self._place_image(loaded)
         self.program = Program(loaded.code, self.machine, kernel.vgprs - kernel.agprs if kernel.vgprs else 1)
         self.check, self.budget = check, budget
         self.waves_each = -(-self.items // LANES)
         if check:
             check_hazards(self.program, kernel.entry, self.collector)
         self.hits = np.zeros(len(self.program.bound), np.int64)
+
+    def _place_image(self, loaded: Loaded) -> int:
+        """Loads the code object's segments, whose constants code may read; the address of its byte 0."""
+        image = np.zeros(max(start + len(raw) for start, raw in loaded.data), np.uint8)
+        for start, raw in loaded.data:
+            image[start : start + len(raw)] = raw
+        return self.launch.memory.add("the code object", image, writable=False).base
 
     def run(self, workgroups: Sequence[tuple[int, int, int]] | None = None) -> SimResult:
         gx, gy, gz = self.grid
