@@ -174,8 +174,8 @@ def gather(m: Machine, p: Place, size: int) -> np.ndarray:
     where = p.where
     if size < 4:
         return m.lds_words(size).take(where >> (size - 1)).astype(U32)[None]
-    if size in (8, 16) and p.alignment >= size:
-        rows = m.lds_words(4).reshape(-1, size // 4).take(where // size, axis=0)
+    if p.row is not None:
+        rows = m.lds_words(4).reshape(-1, size // 4).take(p.row, axis=0)
         return np.moveaxis(rows, -1, 0)
     if p.alignment >= 4:
         return m.lds_words(4).take((where >> 2)[None] + np.arange(size // 4)[:, None, None])
@@ -183,14 +183,22 @@ def gather(m: Machine, p: Place, size: int) -> np.ndarray:
     return np.moveaxis(raw.view(U32), -1, 0)
 
 
-def scatter(m: Machine, where: np.ndarray, size: int, data: np.ndarray, mask: np.ndarray | None) -> None:
-    """uint32 [words, n, 64] -> LDS at byte positions [n, 64] of the batch's LDS."""
+def scatter(m: Machine, p: Place, size: int, data: np.ndarray) -> None:
+    """uint32 [words, n, 64], or one word for all, -> LDS at a place."""
+    where, mask = p.where, p.mask
+    if p.row is not None:
+        rows = m.lds_words(4).reshape(-1, size // 4)
+        spread = data if data.ndim == 0 else np.moveaxis(data, 0, -1)
+        if mask is None:
+            rows[p.row] = spread
+        else:
+            rows[p.row[mask]] = spread if data.ndim == 0 else spread[mask]
+        return
+    data = np.broadcast_to(data, (max(1, size // 4), *where.shape))
     if mask is not None:
         where, data = where[mask], data[:, mask]
     if size < 4:
         m.lds_words(size)[where >> (size - 1)] = data[0].astype(np.uint8 if size == 1 else np.uint16)
-    elif size in (8, 16) and not (where & (size - 1)).any():
-        m.lds_words(4).reshape(-1, size // 4)[where // size] = np.moveaxis(data, 0, -1)
     elif not (where & 3).any():
         index = where >> 2
         words = m.lds_words(4)
@@ -365,7 +373,7 @@ def _write(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
         if high:
             data = data >> U32(16)
         ticket = _store_track(m, g, i, p, size)
-        _issue_store(m, g, lambda: scatter(m, p.where, size, data, p.mask), ticket)
+        _issue_store(m, g, lambda: scatter(m, p, size, data), ticket)
 
     return run
 
@@ -386,7 +394,7 @@ def _write2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int]
 
         def put() -> None:
             for p, data in stores:
-                scatter(m, p.where, size, data, p.mask)
+                scatter(m, p, size, data)
 
         _issue_store(m, g, put, _both(tickets))
 

@@ -54,30 +54,23 @@ class Place:
     """Where an access of a group lies in LDS, worked out once for addresses that come again (a loop's, mostly).
 
     at       [n, 64] byte addresses in the workgroup's LDS; `mask` the lanes that take part, None for all
+    where    [n, 64] the same in the batch's LDS; `row` that as numbers of aligned 8- or 16-byte elements, or None
     granule  [n, m] granules touched; `lanes` [n, m] which count, None for all
     """
 
     __slots__ = (
-        "alignment",
-        "all_readers",
-        "apart",
-        "at",
-        "granule",
-        "lanes",
-        "mask",
-        "raw",
-        "readers",
-        "where",
+        "alignment", "all_readers", "apart", "at", "granule", "lanes", "mask", "raw", "readers", "row", "size", "where",
         "writers",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, g, at: np.ndarray, mask: np.ndarray | None, size: int, granule: int, races: Races | None, stride
     ):
-        self.at, self.mask, self.raw = at, mask, b""
+        self.at, self.mask, self.raw, self.size = at, mask, b"", size
         self.where = at + (g.workgroup * stride)[:, None]
         bits = int(np.bitwise_or.reduce(self.where, axis=None)) | 64
         self.alignment = bits & -bits  # a power of two that divides every address
+        self.row = self.where // size if size in (8, 16) and self.alignment >= size else None
         if races is None:
             return
         if size <= granule:
@@ -94,6 +87,21 @@ class Place:
         self.apart = own == 1 + int((flat[1:] != flat[:-1]).sum())  # no granule belongs to two waves
         waves = races.waves_of[g.workgroup]
         self.all_readers = found[:, None, :] + (waves * races.granules)[:, :, None]
+
+    @staticmethod
+    def parts(places: list[Place], index: np.ndarray | None = None) -> Place:
+        """Where data go, of several groups' waves together, or of some waves; what only the checker needs is left
+        out."""
+        made = Place.__new__(Place)
+        cut = lambda x: x if index is None else x[index]
+        made.size, made.alignment = places[0].size, min(p.alignment for p in places)
+        made.where = cut(np.concatenate([p.where for p in places]))
+        made.row = made.where // made.size if all(p.row is not None for p in places) else None
+        made.mask = None
+        if any(p.mask is not None for p in places):
+            masks = [np.ones(p.where.shape, bool) if p.mask is None else p.mask for p in places]
+            made.mask = cut(np.concatenate(masks))
+        return made
 
 
 class Races:

@@ -323,29 +323,33 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
         to = target(g)
         ticket = m.races.write(g, to, g.pc, DIRECT) if m.races is not None else None
         p = Pending(
-            frozenset(), _land_direct, data, 0, to.mask, 0, to.where, step, ticket, pc=g.pc, extra=_Landing(m),
+            frozenset(), _land_direct, data, 0, to.mask, 0, to.where, step, ticket, pc=g.pc, extra=_Landing(m, to),
         )  # fmt: skip
         late = m.late(g)
         if m.trace is not None:
             m.trace.memory(g, i, address, mask, size, direct=True)
         if late is False:
-            scatter(m, to.where, step, data, to.mask)
+            scatter(m, to, step, data)
             p.land, p.data = _retire_direct, None
         elif m.poison and late is None:
-            scatter(m, to.where, step, np.broadcast_to(POISON, data.shape), to.mask)
+            scatter(m, to, step, np.asarray(POISON))
         g.issue(g.vm, p, VM_MAX)
 
     return run
 
 
 class _Landing:
-    """What a direct load needs to land: the machine (whose LDS it writes)."""
+    """What a direct load needs to land: the machine (whose LDS it writes), and the place where it does."""
 
-    def __init__(self, m: Machine):
-        self.machine = m
+    def __init__(self, m: Machine, place: Place):
+        self.machine, self.place = m, place
 
-    def take(self, index) -> _Landing:
-        return self
+    def take(self, index: np.ndarray) -> _Landing:
+        """For some of the waves."""
+        return _Landing(self.machine, Place.parts([self.place], index))
+
+    def join(self, parts: list[_Landing]) -> _Landing:
+        return _Landing(self.machine, Place.parts([p.place for p in parts]))
 
 
 def _retire_direct(g: Group, p: Pending) -> None:
@@ -355,8 +359,8 @@ def _retire_direct(g: Group, p: Pending) -> None:
 
 
 def _land_direct(g: Group, p: Pending) -> None:
-    assert p.slot is not None and p.data is not None
-    scatter(p.extra.machine, p.slot, p.width, p.data, p.mask)
+    assert p.data is not None
+    scatter(p.extra.machine, p.extra.place, p.width, p.data)
     _retire_direct(g, p)
 
 
