@@ -74,8 +74,8 @@ def mutations(report: Report, sample: int) -> None:
         )
     caught = total["found"] + total["wrong"] + total["refused"]
     report.note(
-        f"{total['harmless']} mutations changed nothing: same results with every load as late as the waits allow, and no "
-        "operation that delay mode delayed changed a result"
+        f"{total['harmless']} mutations changed nothing: same results with every load as late as the waits allow, and "
+        "no operation that delay mode delayed changed a result"
     )
     report.bar("harmful mutations caught", caught / max(1, caught + total["missed"]), at_least=0.99)
 

@@ -284,7 +284,7 @@ def test_constants_in_the_code_object():
                         "\t\t.amdhsa_next_free_sgpr 16\n\t\t.amdhsa_accum_offset 8\n")  # fmt: skip
     text = text.replace(
         "    .name: k\n", "    .name: k\n    .symbol: k.kd\n    .kernarg_segment_align: 8\n    .wavefront_size: 64\n"
-    ).replace(  # fmt: skip
+    ).replace(
         "amdhsa.target: amdgcn-amd-amdhsa--gfx950\n",
         "amdhsa.target: amdgcn-amd-amdhsa--gfx950\namdhsa.version: [1, 2]\n",
     )
