@@ -159,7 +159,7 @@ def survey(case: Case) -> tuple[Loaded, np.ndarray, Watch]:
 
 def harmless(case: Case, mutant: Mutant, limit: int = 16) -> bool:
     """Whether a mutant is shown to change nothing: every result bit for bit that of the kernel as it is, with all loads
-    as late as the waits allow, and no memory operation of the first workgroup, delayed alone to its wait, changes one."""
+    as late as the waits allow, and no operation of the first workgroup, delayed alone to its wait, changes one."""
     as_is, changed = case.arguments(), case.arguments()
     Simulation(load(case.text or case.binary, case.entry), as_is, case.grid, **case.options).run()
     Simulation(mutant.loaded, changed, case.grid, **case.options).run()
