@@ -68,19 +68,28 @@ def mutants(loaded: Loaded, hits: np.ndarray, watch: Watch) -> Iterator[Mutant]:
 
 
 def _swizzles(loaded: Loaded, hits) -> Iterator[Mutant]:
-    """The address register of an LDS access is an exclusive or: make it a plain or."""
+    """An exclusive or that an LDS address comes from: make it a plain or (of a three-way one, change its table)."""
     instructions = loaded.code.instructions
-    addresses: set[int] = set()
+    address: set[int] = set()
     for i in instructions:
         if i.name.startswith("ds_read"):
-            addresses.add(i.operands[1].index)
+            address.add(i.operands[1].index)
         elif i.name.startswith("ds_write"):
-            addresses.add(i.operands[0].index)
+            address.add(i.operands[0].index)
+    for _ in range(3):  # and what the address is computed from
+        for i in instructions:
+            plain = i.name.startswith("v_") and not i.name.startswith("v_mfma") and bool(i.operands)
+            if plain and i.operands[0].kind == "v" and i.operands[0].index in address:
+                address |= {o.index for o in i.operands[1:] if o.kind == "v"}
     for at, i in enumerate(instructions):
-        if i.name == "v_xor_b32" and hits[at] and i.operands[0].index in addresses:
+        if not hits[at] or i.name not in ("v_xor_b32", "v_bitop3_b32") or i.operands[0].index not in address:
+            continue
+        if i.name == "v_xor_b32":
             new = copy.copy(i)
             new.name, new.text = "v_or_b32", i.text.replace("v_xor", "v_or")
-            yield Mutant("swizzle broken", f"{i.where}: {i.text}", _with(loaded, at, new), at)
+        else:
+            new = _changed(i, bitop3=i.mods["bitop3"] ^ 0x18)
+        yield Mutant("swizzle broken", f"{i.where}: {i.text}", _with(loaded, at, new), at)
 
 
 def _bounds(loaded: Loaded, equal: set[int]) -> Iterator[Mutant]:
