@@ -15,11 +15,10 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Caches:
-    """Data cache of one core, in bytes; l3 is shared."""
+    """Data caches of one core, in bytes."""
 
     l1: int = 32 << 10
     l2: int = 512 << 10
-    l3: int = 16 << 20
 
 
 @cache
@@ -30,6 +29,16 @@ def features() -> frozenset[str]:
     except OSError:
         return frozenset()
     return next((frozenset(x.split(":", 1)[1].split()) for x in lines if x.startswith("flags")), frozenset())
+
+
+@cache
+def product() -> str:
+    """The processor's name, as the system gives it; "" where it gives none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "")
 
 
 def needed(level: str) -> tuple[str, ...]:
@@ -59,4 +68,4 @@ def caches() -> Caches:
                 found["l" + read("level")] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
         except (OSError, ValueError):
             continue
-    return Caches(**{k: v for k, v in found.items() if k in ("l1", "l2", "l3")})
+    return Caches(**{k: v for k, v in found.items() if k in ("l1", "l2")})

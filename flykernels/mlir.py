@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 from contextlib import AbstractContextManager, nullcontext
-from importlib import metadata
 from pathlib import Path
 
 _PACKAGES = ("mlir", "flydsl._mlir")
@@ -41,15 +40,6 @@ passmanager = importlib.import_module(f"{PACKAGE}.passmanager")
 execution_engine = importlib.import_module(f"{PACKAGE}.execution_engine")
 arith, gpu, llvm, math, rocdl, scf = (importlib.import_module(f"{PACKAGE}.dialects.{d}") for d in _DIALECTS)
 PassManager, ExecutionEngine = passmanager.PassManager, execution_engine.ExecutionEngine
-
-
-def version() -> str:
-    """The bindings' package and version, e.g. "flydsl 0.5.0": part of every cache key."""
-    distribution = PACKAGE.partition(".")[0]
-    try:
-        return f"{distribution} {metadata.version(distribution)}"
-    except metadata.PackageNotFoundError:
-        return f"{distribution} (version unknown)"
 
 
 def source_locations() -> AbstractContextManager:

@@ -7,6 +7,7 @@ from .kernel import Kernel, trace
 from .memory import Global, View
 from .values import (
     Value,
+    absolute,
     constant,
     exp2,
     fma,
@@ -31,6 +32,7 @@ __all__ = [
     "TraceError",
     "Value",
     "View",
+    "absolute",
     "bank_conflicts",
     "bf16",
     "constant",

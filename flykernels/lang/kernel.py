@@ -39,6 +39,7 @@ class Kernel:
         self.source: dict = {}  # what is being built, readable: see CodeObject.source
         self.shared_bytes, self.loops = 0, 0  # LDS asked for; loops being traced
         self.grid: tuple[tuple[Extent, ...], ...] = ((Extent(1),),)  # workgroups along each axis; see codeobject.Extent
+        self.workspace: tuple[Extent, ...] = ()  # bytes asked of the launcher, as factors; see codeobject.CodeObject
         self.context: Any = None
         self.module: Any = None
         self._scope = ExitStack()  # what is open

@@ -32,9 +32,11 @@ class MatrixAtom:
 
 
 class TiledMma:
-    """acc = mma(a, b, acc) for the workgroup's tile: `repeat` atoms a wave and `waves` waves, along (rows, columns)."""
+    """acc = mma(a, b, acc) for the workgroup's tile: `repeat` atoms a wave and `waves` waves, along (rows, columns).
 
-    def __init__(self, k, atom: MatrixAtom, waves, repeat):
+    k_waves: so many waves hold sums of the same tile, each of its own part of every step's K."""
+
+    def __init__(self, k, atom: MatrixAtom, waves, repeat, k_waves: int = 1):
         self.k, self.atom, self.repeat, self.waves = k, atom, repeat, waves
         (wm, wn), (rm, rn) = waves, repeat
         self.a = atom.a.repeat(rm, 1).spread((wm, 0), (wn, None))  # waves side by side along N hold the same A
@@ -43,7 +45,13 @@ class TiledMma:
         if atom.scale:
             self.scale_a = atom.scale.repeat(rm, 1).spread((wm, 0), (wn, None))
             self.scale_b = atom.scale.repeat(rn, 1).spread((wm, None), (wn, 0))
-        self.depth = atom.a.tile[1]  # K of one step
+        if k_waves > 1:
+            self.a, self.b, self.d = (
+                self.a.spread((k_waves, 1)),
+                self.b.spread((k_waves, 1)),
+                self.d.spread((k_waves, None)),
+            )
+        self.depth = self.a.tile[1]  # K of one step
 
     def zeros(self) -> Fragment:
         return Fragment(self.k, self.d, False, lambda _: constant(0, f32, self.d.vector.size))

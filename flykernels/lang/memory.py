@@ -174,71 +174,73 @@ class View:
         """One piece; zeros where it lies outside. No branch: what lies outside reads the view's first element instead.
 
         elementwise: each element of the vector has its own address (a strided or transposed operand)."""
-        view, n = self._like(tv), tv.vector.size
-        checks = view._checks(k, tv, digits)
+        view, n, bits = self._like(tv), tv.vector.size, _plain(self.dtype)
+        checks, plain = view._checks(k, tv, digits), replace(view, dtype=bits)
 
         def read(inside, pointer, width, alignment):
             if inside is True:
-                return view.read(pointer, width, alignment)
-            zero = constant(0, self.dtype, width)
+                return plain.read(pointer, width, alignment)
+            zero = constant(0, bits, width)
             if inside is False:
                 return zero
-            return select(inside, view.read(arith.select(inside.ssa, pointer, view.pointer), width, alignment), zero)
+            return select(inside, plain.read(arith.select(inside.ssa, pointer, view.pointer), width, alignment), zero)
 
         element = view._elements(k, tv, digits, elementwise)
-        if not elementwise and _whole(checks) and view._moves_whole(k, tv):
-            return read(_within(checks, 0), element(0), n, view._alignment(tv))
-        out = constant(0, self.dtype, n)  # strided, badly aligned, or the edge cuts a vector
+        if not elementwise and _whole(checks):
+            return read(_within(checks, 0), element(0), n, view._alignment(tv)).bitcast(self.dtype, n)
+        out = constant(0, bits, n)  # strided, or the edge cuts a vector
         for i in range(n):
             out = out.insert(i, read(_within(checks, i), element(i), None, self.dtype.bytes))
-        return out
+        return out.bitcast(self.dtype, n)
 
     def store(self, k, tv: ThreadValues, digits, value: Value, elementwise=False):
         """One piece; nothing where it lies outside."""
-        view = self._like(tv)
+        view, bits = self._like(tv), value.bitcast(_plain(self.dtype), tv.vector.size)
         checks = view._checks(k, tv, digits)
         element = view._elements(k, tv, digits, elementwise)
-        if not elementwise and _whole(checks) and view._moves_whole(k, tv):
+        if not elementwise and _whole(checks):
 
             @k.when(_within(checks, 0))
             def _():
-                view.write(element(0), value, view._alignment(tv))
+                view.write(element(0), bits, view._alignment(tv))
         else:
             for i in range(tv.vector.size):
 
                 @k.when(_within(checks, i))
                 def _():
-                    view.write(element(i), value[i], self.dtype.bytes)
+                    view.write(element(i), bits[i], self.dtype.bytes)
 
     # -- one element or a run of neighbours, on targets where a thread walks memory by itself
     def at(self, *coord) -> View:
         """The same view with its origin moved to `coord` (ints or Values of any integer type); all axes remain."""
         whole = (*coord, *(0 for _ in self.stride[len(coord) :]))
         offset = sum((_wide(c) * _wide(s) for c, s in zip(whole, self.stride)), 0)
-        return replace(self, pointer=advance(self.pointer, offset, self.dtype), alignment=self.dtype.bytes)
+        alignment = gcd(self.alignment, self.dtype.bytes)
+        return replace(self, pointer=advance(self.pointer, offset, self.dtype), alignment=alignment)
+
+    def recast(self, dtype: DType) -> View:
+        """What lies at the view's origin as a row of another type: LLVM loads an i32 better than a pair of bf16."""
+        return replace(self, dtype=dtype, shape=(1,), stride=(1,), multiple=())
 
     def get(self, *coord, width=None, count=None) -> Value:
         """The element at coord, or `width` neighbours along the last axis, whose stride is 1.
 
         count: only the first `count` (an int) of them may be touched; the others are zeros."""
-        pointer = self.at(*coord).pointer
+        at = self.at(*coord)
         if count is None or count == width:
-            return self.read(pointer, width, self.dtype.bytes)
+            return self.read(at.pointer, width, at.alignment)
         bits = _plain(self.dtype)
-        zeros = constant(0, bits, width).ssa
-        found = llvm.intr_masked_load(
-            mlir_type(bits, width), pointer, _first(count, width), self.dtype.bytes, pass_thru=zeros
-        )
+        kind, zeros = mlir_type(bits, width), constant(0, bits, width).ssa
+        found = llvm.intr_masked_load(kind, at.pointer, _first(count, width), at.alignment, pass_thru=zeros)
         return Value(found, bits, width).bitcast(self.dtype, width)
 
     def put(self, value: Value, *coord, count=None):
         """Writes one element or a vector at coord; count: only its first `count` (an int) elements."""
-        pointer = self.at(*coord).pointer
+        at, bits = self.at(*coord), value.bitcast(_plain(self.dtype), value.width)
         if count is None or count == value.width:
-            self.write(pointer, value, self.dtype.bytes)
+            self.write(at.pointer, bits, at.alignment)
         else:
-            bits = value.bitcast(_plain(self.dtype), value.width)
-            llvm.intr_masked_store(bits.ssa, pointer, _first(count, value.width), self.dtype.bytes)
+            llvm.intr_masked_store(bits.ssa, at.pointer, _first(count, value.width), at.alignment)
 
     def read(self, pointer, width, alignment) -> Value:
         """A load of `width` elements (None: one scalar) at an LLVM pointer; alignment in bytes."""
@@ -329,10 +331,6 @@ class View:
             self, shape=shape, stride=stride, multiple=tv.tile[:missing] + self.multiple if self.multiple else ()
         )
 
-    def _moves_whole(self, k, tv) -> bool:
-        """Whether the target moves vectors as badly aligned as these may be."""
-        return tv.vector.size == 1 or self._alignment(tv) >= getattr(k.target, "least_alignment", 1)
-
     def _alignment(self, tv):
         """Bytes that every piece's address is a multiple of; back ends split what this is too small for."""
         if self.swizzle:
@@ -422,7 +420,7 @@ def _wide(x):
 
 
 def _plain(dtype):
-    """What moves under a mask: LLVM takes vectors of 16-bit floats apart by way of f32, and needs a library for it."""
+    """What moves: under a mask LLVM takes vectors of 16-bit floats apart by way of f32, and needs a library for it."""
     return i16 if dtype.is_float and dtype.bits == 16 else dtype
 
 

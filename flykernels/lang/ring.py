@@ -51,6 +51,7 @@ class _Stages:
                 "choose a larger tile or fewer waves",
             )
         self.lds = k.shared(self.dtype, Layout.compact(stages, *tile), swizzle)
+        self.lds_bytes = stages * tile[0] * tile[1] * self.dtype.bytes
         self.wave_elements = self.chunk * k.target.lanes
         self._address(loads)
         self.scope = k.target.alias_scope(k)
@@ -97,7 +98,11 @@ class _Stages:
         wide = lambda x: x.to(i64) if isinstance(x, Value) else x
         far = sum(((wide(n) - 1) * wide(s) for n, s in zip(counts, self.source.stride)), 0)
         whole = self.word
-        return ((far + 1) * self.dtype.bytes + (whole - 1)) // whole * whole
+        span = ((far + 1) * self.dtype.bytes + (whole - 1)) // whole * whole
+        for n in counts:  # nothing at all where the tile lies beyond the operand
+            if isinstance(n, Value):
+                span = select(n > 0, span, constant(0, i64))
+        return span
 
     def _buffer(self, t):
         """(the buffer of K tile t, whether K ends within it)"""

@@ -185,14 +185,14 @@ class Value:
     def __floordiv__(s, o):
         if _is(o, 1):
             return s
-        if _power_of_two(o):
+        if _power_of_two(o) and not s.dtype.is_float:
             return s >> (o.bit_length() - 1)
         return s._divide(o)[0]
 
     def __mod__(s, o):
         if _is(o, 1):
             return 0
-        if _power_of_two(o):
+        if _power_of_two(o) and not s.dtype.is_float:
             return s & (o - 1)
         return s._divide(o)[1]
 
@@ -348,7 +348,15 @@ def _unary(op):
 
 rsqrt = _unary(lambda v: math.rsqrt(v.ssa, fastmath=FAST))
 sqrt = _unary(lambda v: math.sqrt(v.ssa, fastmath=FAST))
-exp2 = _unary(lambda v: math.exp2(v.ssa, fastmath=FAST))
+absolute = _unary(lambda v: math.absf(v.ssa))
+
+
+def exp2(x):
+    """2^x of a float Value or Fragment, by the target's own instruction where it has one (results below 2^-126: 0)."""
+    own = getattr(TARGET.get(None), "exp2", None)
+    return x.map(own or (lambda v: Value(math.exp2(v.ssa, fastmath=FAST), v.dtype, v.width)))
+
+
 reciprocal = _unary(
     lambda v: arith.divf(constant(1, v.dtype, v.width).ssa, v.ssa, fastmath=FAST)
 )  # `/` is exact, and long

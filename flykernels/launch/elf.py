@@ -124,8 +124,8 @@ class Image:
             if section in places:
                 if value > sections[section].size:
                     raise ElfError(f"symbol {text!r} lies outside its section")
-                values.append(self._base + places[section] + value)
-                defined[text] = values[-1]
+                defined[text] = self._base + places[section] + value
+                values.append(defined[text])
             elif section == ABS:
                 values.append(value)
             else:

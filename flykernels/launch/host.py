@@ -3,9 +3,10 @@
     kernel = load(code)                       # a CodeObject, once
     kernel(a, b, c, m, *strides)              # pointers and scalars as `code.arguments` lists them
     call = kernel.bind(*strides)              # the trailing scalars fixed: call(a, b, c, m)
+    call = kernel.launcher()                  # the fastest: call(a, b, c, m, *strides) without ctypes
 
 Threads are libgomp's: those of the library that torch has loaded, so there is one pool. The GIL is released during a
-call, and workspace belongs to the calling Python thread, so that several may run one kernel at a time.
+call, and no two Python threads share workspace, so that several may run one kernel at a time.
 """
 
 from __future__ import annotations
@@ -23,8 +24,22 @@ from .. import cpu
 from ..codeobject import CodeObject
 from .elf import ElfError, Image
 
-POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")  # in the order of the object's table
-POOL_SYMBOL = "flykernels_pool"
+# What an object calls outside itself, in the order of its table: libgomp's functions, then those of Python's door.
+POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+DOOR = (
+    "PyLong_AsUnsignedLongLongMask",
+    "PyLong_FromLong",
+    "PyErr_Occurred",
+    "PyErr_BadArgument",
+    "PyErr_NoMemory",
+    "PyEval_SaveThread",
+    "PyEval_RestoreThread",
+    "omp_get_max_threads",
+    "aligned_alloc",
+    "free",
+)
+OUTSIDE_SYMBOL = "flykernels_outside"
+METH_FASTCALL = 0x0080  # CPython's Include/methodobject.h
 KINDS = {"pointer": ctypes.c_void_p, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
 C_LIBRARY = ("memcpy", "memset", "memmove")  # what LLVM may call of its own accord
 LINE = 64  # bytes: alignment of workspace
@@ -40,17 +55,35 @@ def thread_pool() -> dict[str, int]:
     for library in _openmp_libraries():
         try:
             loaded = ctypes.CDLL(library)
-            return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in POOL}
+            return {name: _address(loaded, name) for name in (*POOL, "omp_get_max_threads")}
         except (OSError, AttributeError):
             continue
     return {}
 
 
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+@cache
+def _outside() -> bytes:
+    """The table of addresses of POOL and DOOR; 0 for what this process does not have."""
+    pool, libc = thread_pool(), ctypes.CDLL(None)
+
+    def known(name: str) -> int:
+        if name.startswith(("GOMP", "omp")):
+            return pool.get(name, 0)
+        return _address(ctypes.pythonapi if name.startswith("Py") else libc, name)
+
+    return struct.pack(f"<{len(POOL) + len(DOOR)}Q", *map(known, (*POOL, *DOOR)))
+
+
 def _openmp_libraries():
     """Where to look, best first. A lookup through libtorch_cpu finds the very library that torch itself calls."""
     torch = sys.modules.get("torch")
-    if torch is not None and getattr(torch, "__file__", None):
-        yield str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    file = getattr(torch, "__file__", None)
+    if file:
+        yield str(Path(file).parent / "lib" / "libtorch_cpu.so")
     yield from ("libgomp.so.1", "libiomp5.so", "libomp.so.5")
 
 
@@ -77,6 +110,31 @@ class _Workspace(threading.local):
 _workspace = _Workspace()
 
 
+class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef (Include/methodobject.h)."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+class _Frame(int):
+    """Address of the two words that the door keeps; a built-in function holds on to it, and so to all it needs."""
+
+    keeps: tuple
+
+    def __del__(self):
+        _, words, _ = self.keeps
+        _free(words[0])  # the spare workspace
+
+
+_free = ctypes.CDLL(None).free
+_free.restype, _free.argtypes = None, (ctypes.c_void_p,)
+
+
 class HostKernel:
     """A loaded kernel.
 
@@ -87,11 +145,11 @@ class HostKernel:
     """
 
     def __init__(self, code: CodeObject, image: Image, threads: int):
-        self.code, self.threads = code, threads
+        self.code, self.image, self.threads = code, image, threads
         self.workspace_bytes = code.workspace_for({})  # for each thread
         kinds = [KINDS[a.kind] for a in code.arguments]
         self.call = ctypes.CFUNCTYPE(None, *kinds, ctypes.c_void_p, ctypes.c_int32)(image.symbols[code.entry])
-        self.call.image = image  # the code lives as long as anyone can call it
+        self.call.image = image  # type: ignore[attr-defined]  # the code lives as long as anyone can call it
 
     def __call__(self, *arguments, threads: int | None = None) -> None:
         """Runs the kernel on `arguments`: addresses (ints) and numbers, as `code.arguments` lists them."""
@@ -107,8 +165,30 @@ class HostKernel:
             return None
         return _workspace.pointer if _workspace.bytes >= size else _workspace.grow(size)
 
+    def launcher(self, threads: int = 0) -> Callable[..., int | None]:
+        """A built-in function of ints, one for each argument: the fastest way in. Keeps the code alive.
+
+        Checks count and type (TypeError), not addresses.
+
+        threads: the most to use; 0: as many as OpenMP (so torch.get_num_threads()) says at each call. Each Python
+        thread in it has a workspace of its own. Without OpenMP, or with floats among the arguments, it is `bind()`."""
+        door = self.image.symbols.get(self.code.entry.replace("_mlir_", "python_", 1))
+        if not door or not thread_pool():
+            return self.bind(threads=threads or None)
+        words = (ctypes.c_uint64 * 2)(0, threads)
+        method = _MethodDef(self.code.entry.encode(), door, METH_FASTCALL, None)
+        frame = _Frame(ctypes.addressof(words))
+        frame.keeps = (self.call, words, method)
+        new = ctypes.pythonapi.PyCFunction_NewEx
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+        return new(ctypes.addressof(method), frame, None)
+
     def bind(self, *trailing, threads: int | None = None) -> Callable[..., None]:
-        """A function of the leading arguments: the last len(trailing) ones are fixed. Checks nothing, for speed."""
+        """A function of the leading arguments: the last len(trailing) ones are fixed. Checks no addresses.
+
+        TypeError for too many arguments."""
+        if len(trailing) > len(self.code.arguments):
+            raise TypeError(f"{self.code.entry} takes {len(self.code.arguments)} arguments, not {len(trailing)}")
         threads, call, space = self._threads(threads), self.call, _workspace
         size = self.workspace_bytes * threads
         fixed = (
@@ -142,7 +222,7 @@ def load(code: CodeObject) -> HostKernel:
     pool = thread_pool()
     try:
         image = Image(code.binary, address)
-        image.write(POOL_SYMBOL, struct.pack(f"<{len(POOL)}Q", *(pool.get(name, 0) for name in POOL)))
+        image.write(OUTSIDE_SYMBOL, _outside())
         if code.entry not in image.symbols:
             raise ElfError(f"the object has no symbol {code.entry!r}")
         image.seal()

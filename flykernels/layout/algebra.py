@@ -95,7 +95,9 @@ class Layout:
 
     def __call__(self, *coord):
         """Offset of a coordinate: one number (colexicographic index), or one for each top-level mode (or a nest)."""
-        if len(coord) == 1 and self.rank != 1:
+        if len(coord) == 1 and isinstance(coord[0], tuple) and len(coord[0]) == self.rank:
+            coord = coord[0]
+        elif len(coord) == 1 and self.rank != 1:
             coord = coord[0]
             if isinstance(coord, tuple):
                 return self(*coord)
@@ -140,6 +142,7 @@ class Layout:
 
         The last mode of self goes on for ever. LayoutError where inner steps across self's modes unevenly."""
         outer = self.coalesce().modes
+        reach = [0] * len(outer)  # the largest digit of each mode that the steps so far add up to
 
         def walk(n, d):  # outer at 0, d, 2d, ... (n of them), as (size, stride) pairs
             asked, out = f"{n}:{d}", []
@@ -149,10 +152,10 @@ class Layout:
                     d //= size
                     continue
                 take = n if last or not d else min(n, max(1, size // d))
-                if n % take or (not last and n > 1 and d and size % d):
-                    raise LayoutError(
-                        f"{self!r} cannot be walked {asked}: it steps unevenly over a mode of size {size}"
-                    )
+                reach[i] += (take - 1) * d
+                uneven = n % take or (n > 1 and d and size % d) or reach[i] >= size
+                if uneven and not last:
+                    raise LayoutError(f"{self!r} cannot be walked {asked}: it steps unevenly over a mode of {size}")
                 if take > 1:
                     out.append((take, step * d))
                 n, d = n // take, 1

@@ -19,10 +19,10 @@ class Swizzle:
 
     def __post_init__(self):
         parts = self.parts
-        if any(p.shift < p.bits for p in parts):
-            raise ValueError(f"{self!r}: the bits looked at and the bits changed overlap")
         if any(p._reads & q._writes for p in parts for q in parts):
-            raise ValueError(f"{self!r}: one part changes bits that another looks at")
+            raise ValueError(f"{self!r} changes bits that it looks at")
+        if any(p._writes & q._writes for i, p in enumerate(parts) for q in parts[:i]):
+            raise ValueError(f"{self!r} changes the same bits twice")
 
     @property
     def parts(self) -> list[Swizzle]:

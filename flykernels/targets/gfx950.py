@@ -13,9 +13,9 @@ from ..lang.errors import located
 from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
-from ..mlir import intrinsic, ir, rocdl
+from ..mlir import intrinsic, ir, llvm, rocdl
 from . import amd_link, amd_metadata
-from .gfx950_lanes import MOST_LOADS, compiler_fence, exchange, waitcnt
+from .gfx950_lanes import MOST_LOADS, compiler_fence, exchange, fence, waitcnt
 from .gpu import Clock, Gpu, GpuLimits
 
 BUFFER_FLAGS = 0x27000  # a raw buffer of 32-bit words, as LLVM's own descriptors for this family
@@ -40,7 +40,8 @@ class Gfx950(Gpu):
     """The target object: limits, matrix atoms, the instructions the language needs, and `compile`."""
 
     name, lanes = "gfx950", 64
-    module_target = '#rocdl.target<O=3, chip="gfx950">'
+    # LLVM would count on wide accesses at any address, which the driver may allow or not; so it is told not to.
+    module_target = '#rocdl.target<O=3, chip="gfx950", features="-unaligned-access-mode">'
     limits = GpuLimits(
         lanes=64,
         max_workgroup=1024,
@@ -53,13 +54,13 @@ class Gfx950(Gpu):
         max_waves=8,
         simds=4,
         compute_units=256,
+        dies=8,
         shared_read=256,
         shared_fill=64,
         latency=1950,
     )
     shared_bytes, max_workgroup = limits.shared_bytes, limits.max_workgroup
     vector_bytes, banks = limits.vector_bytes, limits.banks
-    least_alignment = 4  # bytes, of wider memory accesses: whether less is allowed is for a driver to say
     held_bytes = 128  # registers a thread may give to one held row, in bytes
 
     # Lanes that one turn of an LDS read serves together: the orders in which it may be (which one it is, only the
@@ -72,6 +73,7 @@ class Gfx950(Gpu):
         }
     )
     read_phases_8_bytes = ([*range(32)], [*range(32, 64)])  # of reads of 8 bytes a lane, in order
+    write_phases_8_bytes, write_banks = tuple([*range(b, b + 16)] for b in range(0, 64, 16)), 32  # probed
 
     # Matrix instructions by element type and shape (rows x columns x k)
     atoms = MappingProxyType(
@@ -115,6 +117,16 @@ class Gfx950(Gpu):
     def exchange(self, k, v: Value, distance: int):
         return exchange(v, distance)
 
+    def exp2(self, v: Value) -> Value:
+        """v_exp_f32, element by element: LLVM's own exp2 would spend four more instructions on subnormal results."""
+        one = lambda x: Value(intrinsic("llvm.amdgcn.exp2.f32", mlir_type(f32), x.to(f32)), f32).to(v.dtype)
+        if v.width is None:
+            return one(v)
+        out = v
+        for i in range(v.width):
+            out = out.insert(i, one(v[i]))
+        return out
+
     # -- waits and barriers
     def barrier(self):
         """This wave's LDS operations are done; then all waves meet. Loads from memory stay in flight: wait_loads."""
@@ -134,6 +146,21 @@ class Gfx950(Gpu):
 
     def priority(self, level: int):
         intrinsic("llvm.amdgcn.s.setprio", None, constant(level, i16))
+
+    def publish(self):
+        """What this wave has stored in device memory may be read by waves of any compute unit, once they `observe`."""
+        fence("release")
+
+    def observe(self):
+        """From here on this wave reads what other compute units have published."""
+        fence("acquire")
+
+    def count_up(self, pointer, by: int = 1) -> Value:
+        """Adds to an i32 in device memory, one addition after the other on the whole device; what was there before."""
+        got = llvm.atomicrmw(
+            llvm.AtomicBinOp.add, pointer, constant(by, i32).ssa, llvm.AtomicOrdering.monotonic, syncscope="agent"
+        )
+        return Value(got, i32)
 
     # -- matrix
     def mma(self, atom: MatrixAtom, a: list, b: list, d: list, scale_a=None, scale_b=None) -> list:
@@ -225,6 +252,7 @@ class Gfx950(Gpu):
             entry=k.name,
             arguments=k.signature(),
             grid=k.grid,
+            workspace=k.workspace,
             workgroup_size=k.workgroup_size,
             shared_bytes=cost[".group_segment_fixed_size"],
             registers=cost[".vgpr_count"],

@@ -37,7 +37,10 @@ def waitcnt(memory: int = MOST_LOADS, lds: int = MOST_LDS) -> int:
 
 def compiler_fence(ordering: str) -> None:
     """Keeps the compiler from moving memory operations across; no instruction comes of it (one wave is in order)."""
-    llvm.fence(
-        ir.IntegerAttr.get(ir.IntegerType.get_signless(64), {"acquire": 4, "release": 5}[ordering]),
-        syncscope="wavefront",
-    )
+    fence(ordering, "wavefront")
+
+
+def fence(ordering: str, scope: str = "agent") -> None:
+    """An "acquire" or "release" fence. "agent": of the whole device; the dies' L2 caches are written back or dropped."""
+    number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), {"acquire": 4, "release": 5}[ordering])
+    llvm.fence(number, syncscope=scope)

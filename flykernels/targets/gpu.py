@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ..dtypes import i32
 from ..lang.errors import TraceError, located
 from ..lang.values import Value, mlir_type
-from ..mlir import PassManager, gpu, intrinsic, ir, llvm, version
+from ..mlir import PassManager, gpu, intrinsic, ir, llvm
+from ..versions import mlir_version
 
 LOWER = (
     "builtin.module(canonicalize,cse,gpu.module(convert-scf-to-cf,convert-math-to-llvm,convert-to-llvm,"
@@ -35,6 +36,7 @@ class GpuLimits:
     shared_read       bytes a cycle that a compute unit reads from shared memory
     shared_fill       bytes a cycle that come from memory (the caches) into a compute unit's shared memory
     latency           cycles from a load to its data, memory cold
+    dies              that share no L2 cache; workgroups are dealt out to them in turn
     """
 
     lanes: int
@@ -51,6 +53,7 @@ class GpuLimits:
     shared_read: int
     shared_fill: int
     latency: int
+    dies: int = 1
 
     def waves_with(self, registers: int) -> int:
         """Waves that fit on a SIMD if each uses so many registers; 0 if not even one does."""
@@ -163,7 +166,7 @@ class Gpu:
 
     def described(self, k, source: dict | None, **more) -> dict:
         """A code object's `source`: what the kernel was traced from, the versions, and what the caller adds."""
-        return {**k.source, "target": self.name, "mlir": version(), **more, **(source or {})}
+        return {**k.source, "target": self.name, "mlir": mlir_version(), **more, **(source or {})}
 
 
 class Clock:

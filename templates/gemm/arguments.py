@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Any
 
 from flykernels.dtypes import i64
-from flykernels.lang.memory import Global
 
 from .problem import GemmProblem
 
@@ -52,6 +51,8 @@ def scalars(p: GemmProblem) -> tuple[str, ...]:
 
 def declared(p: GemmProblem) -> dict[str, Any]:
     """The kernel's arguments as `Kernel.args` takes them."""
+    from flykernels.lang.memory import Global  # needs MLIR; naming arguments does not
+
     kinds = {"a": p.input_type, "b": p.input_type}
     memory = {x: Global(kinds.get(x, p.output_type), (), alignment=p.input_type.bytes) for x in pointers(p)}
     return memory | dict.fromkeys(scalars(p), i64)

@@ -36,6 +36,15 @@ class X86Config:
 
     workgroup_size = 1
 
+    def __post_init__(self):
+        for name, value in (("tile_m", self.rows), ("m_block", self.rows), ("tile_n", self.columns)):
+            if value < 1 or getattr(self, name) < 1 or getattr(self, name) % value:
+                raise ValueError(f"{self}: {name} must be a positive multiple of {value}")
+        if self.k_block < 1 or self.unroll < 2 or self.unroll % 2 or self.k_block % self.unroll:
+            raise ValueError(f"{self}: k_block must be a multiple of unroll, and unroll an even number")
+        if self.family not in ("panel", "dot"):
+            raise ValueError(f"{self}: the families are panel and dot")
+
     def key(self) -> dict:
         """Readable JSON form: what a cache entry holds."""
         return asdict(self)

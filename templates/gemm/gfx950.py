@@ -9,19 +9,24 @@ zeros in the last stage. M, the batch and all strides are run-time arguments (`a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from flykernels.codeobject import Extent
-from flykernels.lang import Kernel, View
+from flykernels.dtypes import f32, i32
+from flykernels.lang import Global, Kernel
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.plan import Plan
 from flykernels.lang.ring import CopiedRing, Ring
+from flykernels.lang.values import Value
+from flykernels.layout import Layout
 from flykernels.targets.gfx950 import BUFFER_MOST
 
 from .arguments import declared
-from .epilogue import finish
-from .gfx950_config import TILE_MOST, Gfx950Config, along_k, direct_bytes, mma_of, swizzle
+from .gfx950_config import TILE_MOST, Gfx950Config, direct_bytes, mma_of
+from .gfx950_hti import interleaved_loop
+from .gfx950_operands import matrix, operand_ring
+from .gfx950_output import slot_bytes, store, last_of_slices
+from .order import tile_of
 from .problem import GemmProblem
 
 DTYPES = ("bf16", "f16")
@@ -43,66 +48,57 @@ def why_not(p: GemmProblem, strides: dict[str, int] | None = None) -> str | None
 
 
 def gemm(k: Kernel, p: GemmProblem, cfg: Gfx950Config):
-    """The kernel; arguments as `arguments.declared` says, grid (tiles of M, tiles of N, batch)."""
-    # limits: who does which tile of C
-    names = declared(p)
+    """The kernel; arguments as `arguments.declared` says (with split_k, `workspace` at the end), a one-dimensional grid
+    of tiles x batches x slices of K in the order of `order.py`."""
+    # limits: who does which tile of C, over which part of K
+    names = declared(p) | ({"workspace": Global(f32, ())} if cfg.split_k > 1 else {})
     given = dict(zip(names, k.args(**names)))
-    tiles = (Extent("m", cfg.tile_m), Extent(p.n, cfg.tile_n), *([Extent("batch")] if p.batched else []))
-    k.grid = tuple((e,) for e in tiles)
-    row, column = k.workgroup_id(0), k.workgroup_id(1)
-    view = lambda name: matrix(k, p, given, name)
+    across = (Extent("m", cfg.tile_m), Extent(p.n, cfg.tile_n), *([Extent("batch")] if p.batched else []))
+    k.grid = ((*across, *([Extent(cfg.split_k)] if cfg.split_k > 1 else [])),)
+    if cfg.split_k > 1:
+        k.workspace = (*across, Extent(slot_bytes(cfg)))
+    rows, columns = tiles_of(given["m"], cfg.tile_m), tiles_of(p.n, cfg.tile_n)
+    batches = given["batch"].to(i32) if p.batched else 1
+    layer, row, column = tile_of(
+        k.workgroup_id(), rows, columns, batches * cfg.split_k, cfg.group_m, k.target.limits.dies
+    )
+    layer, row, column = (k.target.uniform(x) if isinstance(x, Value) else x for x in (layer, row, column))
+    batch, piece = (layer // cfg.split_k, layer % cfg.split_k) if cfg.split_k > 1 else (layer, 0)
+    view = lambda name: matrix(k, p, given, name, batch)
 
-    # layouts: rows of A and columns of B as (rows, K), and the rings that hold their K tiles
+    # layouts: rows of A and columns of B as (rows, K)
+    depth = p.k // cfg.split_k
     mma = mma_of(k, p, cfg)
-    a = view("a").tile((cfg.tile_m,), row)
-    b = view("b").transposed().tile((cfg.tile_n,), column)
-    A = operand_ring(k, p, cfg, "a", a, cfg.tile_m)
-    B = operand_ring(k, p, cfg, "b", b, cfg.tile_n)
+    a = view("a").tile((cfg.tile_m, depth), row, piece)
+    b = view("b").transposed().tile((cfg.tile_n, depth), column, piece)
 
     # prologue and main loop
-    main_loop: Callable = direct_loop if direct_bytes(p) else copied_loop
-    acc = main_loop(k, mma, A, B)
+    if cfg.interleaved:
+        sums, rings = interleaved_loop(k, p, cfg, mma, a, b)
+    else:
+        rings = {
+            "A": operand_ring(k, p, cfg, "a", a, cfg.tile_m),
+            "B": operand_ring(k, p, cfg, "b", b, cfg.tile_n),
+        }
+        main_loop: Callable = direct_loop if direct_bytes(p) else copied_loop
+        sums = {(0, 0): main_loop(k, mma, rings["A"], rings["B"])}
 
     # epilogue
-    c = view("c").tile((cfg.tile_m, cfg.tile_n), row, column)
-    held = k.fragment(mma.d)
-    bias = residual = None
-    if p.bias == "row":
-        bias = held.load(view("bias").tile((cfg.tile_n,), column))
-    elif p.bias == "full":
-        bias = k.fragment(mma.d, elementwise=True).load(view("bias").tile((cfg.tile_m, cfg.tile_n), row, column))
-    if p.residual:
-        residual = held.load(view("residual").tile((cfg.tile_m, cfg.tile_n), row, column))
-    held.store(c, finish(acc, bias, p.activation, residual).to(p.output_type))
+    shelves = [(r.lds.pointer, r.lds_bytes) for r in rings.values()]
+    if cfg.k_waves > 1:
+        shelves = [(k.shared(f32, Layout((cfg.tile_bytes(p) // f32.bytes,), (1,))).pointer, cfg.tile_bytes(p))]
+    write = lambda sums: store(k, p, cfg, mma, sums, view, (row, column), shelves)
+    if cfg.split_k == 1:
+        write(sums)
+    else:
+        tile = (batch * rows + row) * columns + column
+        last_of_slices(k, cfg, sums, given["workspace"], tile, piece, write)
 
 
-def matrix(k: Kernel, p: GemmProblem, given: dict, name: str) -> View:
-    """An argument as (rows, columns) of this workgroup's batch, or a "row" bias as (columns,)."""
-    align = {"a": p.align_a, "b": p.align_b}.get(name, p.align_c)
-    view = replace(given[name], alignment=align, stride_multiple=max(1, align // given[name].dtype.bytes))
-    if name == "bias" and p.bias == "row":
-        return replace(view, shape=(p.n,), stride=(1,))
-    if name == "bias":  # any strides: element by element
-        view = replace(view, alignment=view.dtype.bytes, stride_multiple=1)
-    shape = {"a": (given["m"], p.k), "b": (p.k, p.n)}.get(name, (given["m"], p.n))
-    stride = (given.get(f"{name}_row", 1), given.get(f"{name}_col", 1))
-    if not p.batched:
-        return replace(view, shape=shape, stride=stride)
-    whole = replace(view, shape=(given["batch"], *shape), stride=(given[f"{name}_batch"], *stride))
-    return whole[k.workgroup_id(2)]
-
-
-def operand_ring(
-    k: Kernel, p: GemmProblem, cfg: Gfx950Config, which: str, source: View, rows: int
-) -> Ring | CopiedRing:
-    """The ring of a (rows, K) operand: its image in LDS runs along K, or across it where memory does."""
-    along, direct = 1 if along_k(p, which) else 0, direct_bytes(p)
-    tile = (rows, cfg.tile_k) if along else (cfg.tile_k, rows)
-    moved = swizzle(cfg.atom(p), which, rows, cfg.tile_k, bool(along))
-    source = source if along else source.transposed()
-    if direct:
-        return Ring(k, source, tile, cfg.stages, moved, direct, along)
-    return CopiedRing(k, source, tile, cfg.stages, moved, along)
+def tiles_of(size, tile: int):
+    """How many tiles cover `size` (an int or an i64 Value)."""
+    count = (size + (tile - 1)) // tile
+    return count.to(i32) if isinstance(count, Value) else count
 
 
 def direct_loop(k: Kernel, mma: TiledMma, A: Ring, B: Ring) -> Fragment:
@@ -113,7 +109,8 @@ def direct_loop(k: Kernel, mma: TiledMma, A: Ring, B: Ring) -> Fragment:
 
     def tile(number, t, acc):
         """K tile t, which is `number` in the plan or one like it."""
-        k.wait_loads(plan.in_flight(number))  # my part of tile t has landed
+        drain = A.ragged and isinstance(t, int)  # a cut tile mixes loads that return nothing: do not count those
+        k.wait_loads(0 if drain else plan.in_flight(number))  # my part of tile t has landed
         k.barrier()  # ... everyone's has; and everyone is done with t - 1
         plan.issue(number, lambda n: t + (n - number))  # into the stage that t - 1 left
         return product(mma, A, B, t, acc)

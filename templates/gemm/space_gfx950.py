@@ -22,6 +22,7 @@ TILES_K, STAGES = (64, 128), (3, 2)
 WAVES = ((2, 2), (1, 4), (4, 1), (4, 2), (2, 4))
 SHAPES = ("16x16x32", "32x32x16")
 KEPT, KEPT_OF_A_TILE = 8, 2  # as many as are compiled and measured; of those that share tile_m and tile_n
+SUMS_MOST = 128  # of C a lane: with more, LLVM moves sums to AGPRs and back, and takes seconds over the epilogue
 ADDRESS_REGISTERS = 24  # of a wave: thread offsets, LDS addresses, what the compiler keeps besides
 BARRIER_CYCLES = 40  # a wait and a barrier, each K tile
 WIDEST_READ = 16  # bytes a lane
@@ -90,6 +91,8 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
             return f"{name}'s tile is less than one load of {chunk} bytes by {cfg.workgroup_size} threads"
     if cfg.lds_bytes(p) > limits.shared_bytes:
         return f"{cfg.lds_bytes(p)} bytes of LDS; a workgroup has {limits.shared_bytes}"
+    if cfg.tile_m * cfg.tile_n > SUMS_MOST * cfg.workgroup_size:
+        return f"more than {SUMS_MOST} sums a lane"
     each = limits.registers // ceil(cfg.workgroup_size // limits.lanes / limits.simds)
     if registers(p, cfg) > each:
         return f"about {registers(p, cfg)} registers; a wave has {each}"

@@ -14,6 +14,9 @@ UNROLL = 4  # steps along K in a turn of the inner loop: the loop's own cost is 
 WORK_PER_THREAD = 1 << 17  # multiply-adds that outweigh a fork and join, some 5 us
 TILE_M_LEAST, TILE_M_MOST = 64, 512  # rows of a workgroup's tile: see _tiles
 DOT_ROWS = 128  # with more rows, packing B pays
+SUMS_IN_FLIGHT = 8  # two multiply-add units with a latency of 4 cycles (AMD Zen 2 to 4, Intel since Skylake)
+LOADS_A_STEP = 1.5  # beyond 2/3 of a load for each multiply-add the loads set the pace
+TAIL_COST = 1.15  # what a narrower last panel must be worth: its loops are compiled apart, for twice the time
 DIRECT_PASSES = 4  # times that B may be read unpacked
 
 
@@ -54,10 +57,10 @@ def _dot_blocks(p: GemmProblem, target, lanes: int, space: Space):
             return []
     if p.m_hint == 1:
         return [(1, c) for c in (GROUP, 2 * GROUP)]
-    found = []
+    found: list[tuple[int, int]] = []
     for rows, columns in ((r, c) for c in (GROUP, GROUP - 1) for r in range(min(p.m_hint, 8), 1, -1)):
-        held = min(rows, columns) * (2 if p.dtype == "bf16" else 1)  # of bf16 the pairs and one half of them
-        need = rows * columns + held + 1 + (2 if p.dtype == "bf16" else 0)
+        # of bf16 both halves of what is held and passes by, and the mask that takes them apart
+        need = rows * columns + (2 * min(rows, columns) + 3 if p.dtype == "bf16" else min(rows, columns) + 1)
         if need > target.vector_registers:
             space.dropped.append(Dropped(None, f"dot {rows}x{columns}: {need} registers of {target.vector_registers}"))
         elif not any(c == columns for _, c in found):
@@ -68,7 +71,7 @@ def _dot_blocks(p: GemmProblem, target, lanes: int, space: Space):
 def _panel_blocks(p: GemmProblem, target, lanes: int, space: Space):
     """(rows, columns) of panels: for each number of vectors the most rows that the registers hold."""
     pairs = p.packed_b and p.dtype == "bf16"
-    found = []
+    found: list[tuple[float, int, int]] = []
     for vectors in range(1, 8):
         if (vectors - 1) * lanes >= p.n:
             break
@@ -80,12 +83,14 @@ def _panel_blocks(p: GemmProblem, target, lanes: int, space: Space):
             continue
         loads = (rows + vectors) / (rows * vectors)  # a multiply-add
         wasted = ceil(p.m_hint / rows) * rows * ceil(p.n / (vectors * lanes)) * vectors * lanes / (p.m_hint * p.n)
-        idle = max(1.0, 8 / (rows * vectors))  # fewer sums than two units with a latency of 4 keep busy
-        found.append((wasted * idle * max(1.0, 2 * loads * 0.75), rows, vectors * lanes))
-    found.sort()
-    for cost, rows, columns in found[2:]:
+        idle = max(1.0, SUMS_IN_FLIGHT / (rows * vectors))
+        twice = TAIL_COST if p.n % (vectors * lanes) else 1.0
+        starved = max(1.0, LOADS_A_STEP * loads)  # two loads a cycle serve two multiply-adds, with a little to spare
+        found.append((wasted * idle * twice * starved, vectors * lanes, rows))
+    found.sort()  # of equal ones the narrower: the more rows of B at hand, the sooner LLVM spills
+    for cost, columns, rows in found[2:]:
         space.dropped.append(Dropped(None, f"panel {rows}x{columns}: {cost / found[0][0]:.2f}x the best one's steps"))
-    return [(rows, columns) for _, rows, columns in found[:2]]
+    return [(rows, columns) for _, columns, rows in found[:2]]
 
 
 def _even(k: int, most: int, multiple: int) -> int:
@@ -95,9 +100,8 @@ def _even(k: int, most: int, multiple: int) -> int:
 
 
 def _config(p: GemmProblem, target, threads, family, rows, columns, k_block, pack_b=True) -> X86Config:
-    work = p.m_hint * p.n * p.k
-    threads = max(1, min(threads, work // WORK_PER_THREAD)) if not p.batched else threads
-    tile_m, tile_n = _tiles(p, threads, rows, columns)
+    worth = max(1, min(threads, p.m_hint * p.n * p.k // WORK_PER_THREAD))  # threads for one matrix
+    tile_m, tile_n = _tiles(p, worth, rows, columns)
     k_here = min(k_block, p.k)
     in_l2 = target.caches.l2 // 2 // (k_here * F32)
     return X86Config(
@@ -111,7 +115,7 @@ def _config(p: GemmProblem, target, threads, family, rows, columns, k_block, pac
         unroll=UNROLL,
         pack_a=family == "panel" and not (p.dtype == "f32" and p.a == "row"),
         pack_b=pack_b,
-        threads=threads,
+        threads=threads if p.batched else worth,  # how many matrices there are is not known here
     )
 
 
@@ -121,7 +125,7 @@ def _tiles(p: GemmProblem, threads: int, rows: int, columns: int) -> tuple[int, 
     M may turn out larger than hinted: then there are more tiles along M, none of them tiny."""
     up = lambda n, multiple: ceil(n / multiple) * multiple
     tile_m = up(min(max(p.m_hint, TILE_M_LEAST), TILE_M_MOST), rows)
-    if p.batched or threads == 1:
+    if threads == 1:
         return tile_m, up(p.n, columns)
     panels_n, panels_m = ceil(p.n / columns), ceil(p.m_hint / rows)
     even = lambda panels: panels / (ceil(panels / threads) * threads)  # part of the threads' time that is used

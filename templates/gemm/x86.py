@@ -26,9 +26,13 @@ def gemm(k: Kernel, p: GemmProblem, cfg: X86Config):
     tile_row, rest = work % tiles_m, work // tiles_m
     batch, tile_column = (rest // column_tiles.count({}), rest % column_tiles.count({})) if p.batched else (0, rest)
     first = tile_row * cfg.tile_m
-    views = {name: _operand(p, given, name, batch) for name in ("a", "b", "bias", "residual", "c")}
+    view = lambda name: _operand(p, given, name, batch)
     tile = Tile(
-        **views,
+        a=view("a"),
+        b=view("b"),
+        bias=view("bias") if p.bias != "none" else None,
+        residual=view("residual") if p.residual else None,
+        c=view("c"),
         m=given["m"],
         first_row=first,
         end_row=minimum(first + cfg.tile_m, given["m"]),
@@ -37,10 +41,8 @@ def gemm(k: Kernel, p: GemmProblem, cfg: X86Config):
     {"panel": x86_panel, "dot": x86_dot}[cfg.family].make_tile(k, p, cfg, tile)
 
 
-def _operand(p: GemmProblem, given: dict, name: str, batch) -> View | None:
-    """An operand as a matrix with run-time strides; None if the problem has none."""
-    if name not in given:
-        return None
+def _operand(p: GemmProblem, given: dict, name: str, batch) -> View:
+    """An operand as a matrix with run-time strides."""
     view = given[name]
     if f"{name}_batch" in given:
         view = replace(view, shape=(1,), stride=(given[f"{name}_batch"],)).at(batch)

@@ -56,41 +56,45 @@ def dot_products(k, p, cfg, a_lines, b_lines, k0, blocks):
     end = k0 + count
     whole = k0 + count // step * step
 
+    halves = range(step // lanes)
+    few, many, flip = (a_lines, b_lines, False) if cfg.rows <= cfg.columns else (b_lines, a_lines, True)
+
     def add(acc, at, keep=lambda half, v: v):
-        for half in range(step // lanes):
-            read = lambda line: keep(half, along_k(line, at, half, lanes))
-            out = [list(sums_of_row) for sums_of_row in acc]
-            few, many, flip = (a_lines, b_lines, False) if cfg.rows <= cfg.columns else (b_lines, a_lines, True)
-            held = [read(line) for line in few]  # the shorter side stays in registers, the other passes by
-            for j, line in enumerate(many):
-                y = read(line)
+        """The shorter side is held in registers, the other passes by."""
+        out = [list(row) for row in acc]
+        read = lambda line: [keep(half, along_k(line, at, half, lanes)) for half in halves]
+        held = [read(line) for line in few]
+        for j, line in enumerate(many):
+            passing = read(line)
+            for half in halves:
                 for i, x in enumerate(held):
                     r, c = (j, i) if flip else (i, j)
-                    out[r][c] = fma(x, y, out[r][c])
-            acc = tuple(map(tuple, out))
-        return acc
+                    out[r][c] = fma(x[half], passing[half], out[r][c])
+        return tuple(map(tuple, out))
 
     @k.loop(k0, whole, step, carry=acc)
-    def acc(i, acc):
+    def most(i, acc):
         return add(acc, i)
 
     left = p.k % step
-    if left:  # the last vector reaches back over elements that have been counted, and drops them
+    if not left:
+        return most
 
-        @k.loop(whole, end, step, carry=acc)
-        def acc(_, acc):
-            fresh = lambda half, lane: step - left <= (2 * lane + half if step > lanes else lane)
-            masks = [lanes_where([fresh(half, lane) for lane in range(lanes)]) for half in range(step // lanes)]
-            return add(acc, wide(p.k - step), lambda half, v: select(masks[half], v, 0.0))
+    @k.loop(whole, end, step, carry=most)
+    def total(_, acc):
+        """The last vector reaches back over elements that have been counted, and drops them."""
+        fresh = lambda half, lane: step - left <= (2 * lane + half if step > lanes else lane)
+        masks = [lanes_where([fresh(half, lane) for lane in range(lanes)]) for half in halves]
+        return add(acc, wide(p.k - step), lambda half, v: select(masks[half], v, 0.0))
 
-    return acc
+    return total
 
 
 def along_k(line: View, at, half: int, lanes: int) -> Value:
     """A vector of f32 from `at` on. Of bf16 the even elements (half 0) or the odd ones (half 1) of twice as many."""
     if line.dtype != bf16:
         return line.get(0, at, width=lanes).to(f32)
-    words = line.get(0, at, width=2 * lanes).bitcast(i32, lanes)
+    words = line.at(0, at).recast(i32).get(width=lanes)
     return high_half(words) if half else low_half(words)
 
 

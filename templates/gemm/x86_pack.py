@@ -7,6 +7,8 @@ shift or a mask makes f32 of either. Where K is no multiple of the unrolled step
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flykernels.dtypes import bf16, f32, i32, i64
 from flykernels.lang import Kernel, View, minimum, transpose
 from flykernels.lang.values import Value, constant
@@ -30,12 +32,15 @@ def high_half(pairs: Value) -> Value:
     return (pairs & HIGH_HALF).bitcast(f32, pairs.width)
 
 
-def read_pair(panel: View, step, vectors: int, lanes: int) -> list[list[Value]]:
-    """Rows step and step + 1 (step even) of a packed panel of B: the f32 vectors of one, those of the other."""
+def read_pair(panel: View, step, vectors: int, lanes: int) -> Iterator[list[Value]]:
+    """Rows step and step + 1 (step even) of a packed panel of B, one after the other, as vectors of f32."""
     if panel.dtype != bf16:
-        return [[panel.get(step + i, v * lanes, width=lanes).to(f32) for v in range(vectors)] for i in range(2)]
-    words = [panel.get(step // 2, v * lanes, 0, width=2 * lanes).bitcast(i32, lanes) for v in range(vectors)]
-    return [[half(w) for w in words] for half in (low_half, high_half)]
+        for i in range(2):
+            yield [panel.get(step + i, v * lanes, width=lanes).to(f32) for v in range(vectors)]
+        return
+    words = [panel.at(step // 2, v * lanes).recast(i32).get(width=lanes) for v in range(vectors)]
+    for half in (low_half, high_half):
+        yield [half(w) for w in words]
 
 
 def pack_a(k: Kernel, a: View, m: Value, row, k0, count, filled, to: View, rows: int, lanes: int):
@@ -111,7 +116,7 @@ def _columns(k, b: View, count, valid: int, to: View, lanes: int):
         for first in range(0, len(lines), lanes):
             some = lines[first : first + lanes]
             if b.dtype == bf16:
-                words = transpose([line.at(i).get(width=step).bitcast(i32, lanes) for line in some])
+                words = transpose([line.at(i).recast(i32).get(width=lanes) for line in some])
                 rows = [half(w) for w in words for half in (low_half, high_half)]
             else:
                 rows = transpose([line.at(i).get(width=step).to(f32) for line in some])

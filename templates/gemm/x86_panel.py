@@ -13,6 +13,7 @@ from flykernels.lang import Kernel, Layout, View, fma, minimum, select
 from flykernels.lang.values import Value, constant
 
 from .config import X86Config
+from .packing import packed_shape
 from .problem import GemmProblem
 from .x86_pack import pack_a, pack_b, read_pair, wide
 from .x86_tile import Tile, finish
@@ -36,12 +37,14 @@ class Panels:
         tile_panels = cfg.tile_n // cfg.columns
         self.first_panel = tile.column_tile * tile_panels
         self.end_panel = minimum(self.first_panel + tile_panels, self.whole_panels + (1 if self.tail else 0))
-        self.a_panels = k.private(f32, cfg.m_block // cfg.rows, self.filled, cfg.rows) if cfg.pack_a else None
+        if cfg.pack_a:
+            self.a_panels = k.private(f32, cfg.m_block // cfg.rows, self.filled, cfg.rows)
         if p.packed_b:
             self.b_panels = packed_view(tile.b, p, cfg)
         elif cfg.pack_b:
             self.b_panels = k.private(f32, tile_panels, self.filled, cfg.columns)
-        self.partial = k.private(f32, cfg.tile_m, cfg.tile_n) if self.blocks > 1 else None
+        one_block = (cfg.rows, cfg.columns)
+        self.sums = k.private(f32, *((cfg.tile_m, cfg.tile_n) if self.blocks > 1 else one_block))
 
     def run(self):
         k, p, cfg, tile = self.k, self.p, self.cfg, self.tile
@@ -97,16 +100,16 @@ class Panels:
         """Columns `valid` wide from panel `panel` on, for the rows of one block of A."""
         k, cfg, tile = self.k, self.cfg, self.tile
         column, here = panel * cfg.columns, panel - self.first_panel
+        b = tile.b.at(k0, column)
         if self.p.packed_b:
-            b = self.b_panels.at(panel, k0 // (2 if self.b_panels.dtype == bf16 else 1))[0]
+            b = self.b_panels.at(panel, k0 // (2 if b.dtype == bf16 else 1))[0]
         elif cfg.pack_b:
             b = self.b_panels.at(here)[0]
 
             @k.when(row.equals(tile.first_row))
             def _():
                 pack_b(k, tile.b, self.p.b, k0, count, self.steps(count), column, valid, b, self.lanes)
-        else:
-            b = tile.b.at(k0, column)
+
         self.each_row_panel(
             row, end, lambda at, i: self.register_block(block, k0, count, at, i, column, here, b, valid)
         )
@@ -128,43 +131,40 @@ class Panels:
         whole = wide(self.steps(count)) if zeros else wide(count) // cfg.unroll * cfg.unroll
 
         @k.loop(wide(0), whole, cfg.unroll, carry=acc)
-        def acc(i, acc):
+        def most(i, acc):
             for u in range(0, cfg.unroll, 2):
                 for j, row_of_b in enumerate(self.two_rows(b, i, u, starts, packed)):
                     acc = add(acc, a(i, u + j), row_of_b)
             return acc
 
-        if not zeros and (self.blocks > 1 or p.k % cfg.unroll):
-
-            @k.loop(whole, wide(count), carry=acc)
-            def acc(i, acc):
+        def others():
+            @k.loop(whole, wide(count), carry=most)
+            def total(i, acc):
                 return add(acc, a(i, 0), self.one_row(b, i, starts, packed))
 
-        for r, line in enumerate(acc):
+            return total
 
-            @k.when(row + r < tile.end_row)
-            def _():
-                self.leave(block, line, row + r, column, here, starts)
-
-    def leave(self, block, line, row, column, here, starts):
-        """One row of sums goes to C, or while blocks of K are left to where they find it."""
-        last = True if self.blocks == 1 else block.equals(self.blocks - 1)
-
-        @self.k.when(last)
-        def _():
-            for (v, n), x in zip(starts, line):
-                finish(self.p, self.tile, x, row, column + v, n)
-
-        @self.k.when(self.blocks > 1 and block < self.blocks - 1)
-        def _():
+        left = self.left(row, here)
+        for r, line in enumerate(most if zeros or p.k % cfg.unroll == 0 else others()):
             for (v, _), x in zip(starts, line):
-                self.partial.put(x, row - self.tile.first_row, here * self.cfg.columns + v)
+                left.put(x, r, v)
+
+        @k.when(True if self.blocks == 1 else block.equals(self.blocks - 1))
+        def finished():
+            @k.loop(wide(0), minimum(tile.end_row - row, cfg.rows))
+            def _(r):
+                for v, n in starts:
+                    finish(p, tile, left.get(r, v, width=lanes), row + r, column + v, n)
+
+    def left(self, row, here) -> View:
+        """Where a register block leaves its sums: for the next block of K, or for the loop that finishes rows of C."""
+        return self.sums if self.blocks == 1 else self.sums.at(row - self.tile.first_row, here * self.cfg.columns)
 
     def two_rows(self, b: View, i, u: int, starts, packed: bool):
-        """Rows i + u and i + u + 1 of a panel of B, as vectors."""
+        """Rows i + u and i + u + 1 of a panel of B, as vectors; the second is read when the first has been used."""
         if packed:
             return read_pair(b.at(i // 2 if b.dtype == bf16 else i), u, len(starts), self.lanes)
-        return [self.one_row(b.at(i), u + j, starts, packed) for j in range(2)]
+        return (self.one_row(b.at(i), u + j, starts, packed) for j in range(2))
 
     def one_row(self, b: View, i, starts, packed: bool) -> list[Value]:
         if packed:
@@ -185,17 +185,10 @@ class Panels:
         zero = constant(0, f32, self.lanes)
         if self.blocks == 1:
             return zero
-        so_far = self.partial.get(row + r - self.tile.first_row, here * self.cfg.columns + v, width=self.lanes)
-        return select(block > 0, so_far, zero)
+        return select(block > 0, self.left(row, here).get(r, v, width=self.lanes), zero)
 
 
 def packed_view(b: View, p: GemmProblem, cfg: X86Config) -> View:
     """What pack_b made: (panel, K, columns), or for bf16 (panel, K/2, columns, 2)."""
     shape = packed_shape(p, cfg)
     return replace(b, shape=shape, stride=Layout.compact(*shape).stride)
-
-
-def packed_shape(p: GemmProblem, cfg: X86Config) -> tuple[int, ...]:
-    """Shape of a B packed ahead; K is filled up with zeros to a multiple of cfg.unroll, N to one of cfg.columns."""
-    panels, steps = -(-p.n // cfg.columns), -(-p.k // cfg.unroll) * cfg.unroll
-    return (panels, steps // 2, cfg.columns, 2) if p.input_type == bf16 else (panels, steps, cfg.columns)

@@ -12,6 +12,8 @@ from flykernels.targets import gfx950
 from templates.gemm.arguments import pointers, scalars
 from templates.gemm.build import build
 from templates.gemm.gfx950_config import Gfx950Config
+from templates.gemm.gfx950_output import slot_bytes
+from templates.gemm.order import tile_of
 from templates.gemm.problem import GemmProblem
 from templates.gemm.reference import reference, tolerance
 
@@ -91,8 +93,12 @@ def run(
     for name, x in held.items():
         number |= {f"{name}_row": x.row, f"{name}_col": x.col, f"{name}_batch": x.batch}
     args = [held[n].data for n in pointers(p)] + [np.int64(number[n]) for n in scalars(p)]
+    workspace = np.zeros(code.workspace_for(number) // 4, np.float32)
+    workspace[:] = np.nan  # what was left there says nothing ...
+    workspace.view(np.int32)[:: slot_bytes(cfg) // 4] = 0  # ... but each tile's counter is 0
+    args += [workspace] if code.workspace else []
     grid = code.grid_for(number)
-    written = [pointers(p).index("c")]
+    written = None if code.workspace else [pointers(p).index("c")]  # workspace is read as well
     result = run_on_sim(code, args, (*grid, 1, 1)[:3], workgroups=workgroups, outputs=written)
     result.raise_for_findings()
 
@@ -105,7 +111,9 @@ def run(
     got, touched = c.values, np.ones(want.shape, bool)
     if workgroups is not None:
         touched[:] = False
-        for x, y, *_ in workgroups:
+        rows, columns = -(-m // cfg.tile_m), -(-p.n // cfg.tile_n)
+        for i, *_ in workgroups:
+            _, x, y = tile_of(i, rows, columns, grid[0] // (rows * columns), cfg.group_m, gfx950.limits.dies)
             touched[..., x * cfg.tile_m : (x + 1) * cfg.tile_m, y * cfg.tile_n : (y + 1) * cfg.tile_n] = True
     assert np.isnan(got[~touched]).all(), "elements of other workgroups were written"
     error = np.abs(got - want)[touched].max()

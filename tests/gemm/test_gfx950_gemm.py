@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from time import process_time
 
 import numpy as np
 import pytest
@@ -140,8 +141,9 @@ def test_candidates_compile_quickly_and_fit(m, n, k, kw):
     space = candidates(p, gfx950)
     assert 1 <= len(space.kept) <= 8 and all(c.reason for c in space.kept) and all(d.reason for d in space.dropped)
     for candidate in space.kept:
+        start = process_time()  # this process's own: other load on the machine does not count
         code = build(p, candidate.config, gfx950)
-        assert sum(code.seconds.values()) < 1.5, (str(candidate.config), code.seconds)
+        assert process_time() - start < 1.5, (str(candidate.config), code.seconds)
         assert code.spills == 0 and code.scratch_bytes == 0, str(candidate.config)
         assert code.shared_bytes == candidate.config.lds_bytes(p) <= 160 * 1024
         waves = -(-code.workgroup_size // (64 * 4))

@@ -1,0 +1,150 @@
+"""For one operation and shapes: eligible or why not, candidates with reasons, what won and how that is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flykernels.dtypes import dtype as element_type
+from templates.gemm.problem import GemmProblem
+from tuning_cache import Entry, Key
+
+from . import settings
+from .devices import DEVICES
+from .fingerprint import versions
+from .kernels import Spec
+
+
+@dataclass(frozen=True)
+class Question:
+    """An operation with its sizes and layouts, as the command line asks about it.
+
+    op       "mm", "addmm", "bmm", "baddbmm", or one of them + an activation: "addmm+gelu"
+    m        rows; None: symbolic, tuned for `hint`
+    layout   BLAS's two letters for A and B: N row-major, T column-major (a Linear layer's weight is T)
+    """
+
+    op: str
+    m: int | None
+    n: int
+    k: int
+    dtype: str = "f32"
+    layout: str = "NT"
+    batch: int = 1
+    bias: str = "none"
+    residual: bool = False
+    frozen: bool = False
+    hint: int = 128
+    target: str = "x86"
+
+    @property
+    def problem(self) -> GemmProblem:
+        base, _, activation = self.op.partition("+")
+        letters = {"N": "row", "T": "col"}
+        return GemmProblem(
+            n=self.n,
+            k=self.k,
+            dtype=self.dtype,
+            out_dtype=self.dtype,
+            a=letters[self.layout[0]],
+            b=letters[self.layout[1]],
+            batched=base in ("bmm", "baddbmm"),
+            bias=self.bias if base in ("addmm", "baddbmm") or activation else "none",
+            activation=activation or "none",
+            residual=self.residual,
+            packed_b=self.frozen,
+            m_hint=self.m if self.m is not None else self.hint,
+        )
+
+    @property
+    def key(self) -> Key:
+        """The key under which the plugin would look this up on this machine."""
+        problem = {**self.problem.key(), "m": "symbolic" if self.m is None else self.m}
+        if self.problem.batched:
+            problem["batch"] = self.batch
+        device = next(d for d in DEVICES.values() if d.target == self.target)
+        return Key(self.op, problem, device.description(), versions())
+
+
+def why_not(question: Question) -> str | None:
+    """The reason no template takes it, or None."""
+    sizes = {"M": question.m, "N": question.n, "K": question.k, "batch": question.batch}
+    empty = [name for name, size in sizes.items() if size == 0]
+    if empty:
+        return f"{', '.join(empty)} is 0: nothing to multiply, ATen's result is immediate"
+    try:
+        element_type(question.dtype)
+        return question.problem.why_not(SimpleNamespace(name=question.target))
+    except ValueError as e:
+        return str(e)
+
+
+def answer(question: Question, console: Console | None = None) -> bool:
+    """Print the answer; True if the problem is eligible."""
+    console = console or Console()
+    size = "symbolic" if question.m is None else question.m
+    title = (
+        f"{question.op} M={size} N={question.n} K={question.k} {question.dtype} {question.layout} on {question.target}"
+    )
+    reason = why_not(question)
+    if reason is not None:
+        console.print(f"{title}\nnot eligible: {reason}")
+        return False
+    console.print(f"{title}\neligible")
+    known_here = any(d.target == question.target for d in DEVICES.values())
+    entry = settings.store().lookup(question.key) if known_here else None
+    console.print(_candidates(question, entry))
+    _standing(question, entry, console)
+    return True
+
+
+def _space(question: Question) -> Any:
+    from flykernels import targets
+    from templates.gemm.space import candidates
+
+    for device in DEVICES.values():
+        if device.target == question.target:
+            return device.candidates(question.problem)
+    return candidates(question.problem, getattr(targets, question.target))
+
+
+def _candidates(question: Question, entry: Entry | None) -> Table:
+    table = Table(title="candidates", title_justify="left")
+    for column in ("candidate", "offered", "why", "last measured, us"):
+        table.add_column(column)
+    space = _space(question)
+    for candidate in space.kept:
+        spec = Spec(question.op, question.target, question.problem, candidate.config.key())
+        timing = entry.timings.get(spec.name) if entry else None
+        offered = "no: quarantined" if timing and timing.quarantined else "yes"
+        reason = timing.quarantined if timing and timing.quarantined else candidate.reason
+        table.add_row(
+            spec.name.removeprefix("flykernels "), offered, reason, _us(timing.microseconds if timing else None)
+        )
+    for dropped in space.dropped:
+        table.add_row(str(dropped.config), "no", dropped.reason, "")
+    for name, timing in (entry.timings if entry else {}).items():
+        if timing.config is None:
+            table.add_row(name, "yes", "PyTorch's own", _us(timing.microseconds))
+    return table
+
+
+def _us(microseconds: float | None) -> str:
+    if microseconds is None:
+        return "-"
+    return "failed" if math.isinf(microseconds) else f"{microseconds:.1f}"
+
+
+def _standing(question: Question, entry: Entry | None, console: Console) -> None:
+    if entry is None or not entry.winner:
+        console.print(
+            f"nothing known yet for this problem on this machine (mode {settings.mode()}): it would be measured"
+        )
+        return
+    where = next((d for d in settings.store().directories if d.exists()), settings.store().directories[0])
+    console.print(f"winner: {entry.winner} (measured on this target; cache {where})")

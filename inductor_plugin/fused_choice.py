@@ -1,0 +1,120 @@
+"""Whether the fused kernel or Inductor's own chain computes a product with its epilogue: decided by measuring both."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tuning_cache import Entry, Timing
+
+from . import kernels, private, settings
+from .choices import Choice, specs
+from .devices import device_for
+from .kernels import Spec
+from .requests import NotEligible, Request, from_nodes
+
+log = logging.getLogger(__name__)
+names = private.load().names
+
+UNFUSED = "unfused"
+
+
+def lower(
+    unfused: Any, x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str, materialised: bool
+) -> Any:
+    """Inductor's lowering of flykernels::fused_gemm: one kernel, or `unfused` as it came. Never raises."""
+    try:
+        node = _fused(x, w, bias, residual, base, activation, materialised)
+    except NotEligible as e:
+        log.info("%s + %s: not eligible: %s", base, activation, e)
+        return unfused
+    except Exception as e:
+        log.warning("%s + %s stays unfused: %s: %s", base, activation, type(e).__name__, e)
+        return unfused
+    if node is None:
+        return unfused
+    return names.lowerings[torch.ops.aten.view.default](node, list(unfused.get_size()))
+
+
+def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str, materialised: bool) -> Any:
+    constant = private.constant_tensor(w)
+    if base == "_mkl_linear":
+        w = private.transposed(w)
+        constant = constant.t() if constant is not None else None
+    *_, layout, x, w = names.mm_args(x, w)
+    layout = names.FixedLayout(layout.device, layout.dtype, layout.size)
+    if bias is not None:
+        bias = names.ir.ExternKernel.realize_input(bias)
+    if residual is not None:
+        if not private.is_realized(residual):
+            raise NotEligible("the residual is not in memory: Inductor adds it while computing it")
+        residual = names.lowerings[torch.ops.aten.view.default](residual, list(layout.size))
+        residual = names.ir.ExternKernel.realize_input(residual)
+    ask = lambda op, **epilogue: from_nodes(op, x, w, layout=layout, constant=constant, **epilogue)
+    plain = ask(base, bias=bias if base == "addmm" else None)
+    request = ask(f"{base}+{activation}", bias=bias, activation=activation, residual=residual)
+
+    entry = settings.store().lookup(request.key)
+    if entry is None or not entry.winner:
+        if settings.mode() != "tune":
+            return None
+        entry = _measure(request, plain, entry, materialised)
+    winner = entry.best() if entry else None
+    if winner is None or winner.config is None:
+        log.info("%s M=%s: the chain stays as it is", request.op, request.m)
+        return None
+    target = device_for(request.layout.device).target
+    spec = Spec(request.op, target, request.problem, winner.config, winner.artefact or "")
+    log.info("%s M=%s: %s", request.op, request.m, spec.name)
+    return Choice(request, spec).output_node()
+
+
+def _measure(request: Request, plain: Request, entry: Entry | None, materialised: bool) -> Entry | None:
+    """Time the fused candidates; record them beside the best unfused way, and the winner."""
+    base = settings.store().lookup(plain.key)
+    if base is None or not base.winner:
+        log.info("%s: the product alone was not measured, so there is nothing to beat", request.op)
+        return None
+    epilogue = _epilogue_microseconds(request, plain) if materialised else 0.0
+    # C++ templates compute the epilogue themselves, within their own time.
+    alone = {name: t.microseconds for name, t in base.timings.items() if t.microseconds is not None}
+    ways = {name: us + (0.0 if name.startswith("cpp ") else epilogue) for name, us in alone.items()}
+    best = min(ways, key=ways.__getitem__)
+
+    choices = [Choice(request, spec) for spec in specs(request, entry)]
+    milliseconds = private.benchmark_apart(choices)
+    winner = min(choices, key=lambda c: milliseconds[c], default=None)
+    fused_wins = winner is not None and milliseconds[winner] * 1e3 < ways[best]
+    unfused = Timing(
+        f"{UNFUSED} {best} + {epilogue:.1f} us", round(ways[best], 3) if math.isfinite(ways[best]) else None
+    )
+    chosen = winner.spec.name if fused_wins and winner is not None else unfused.name
+    return settings.store().update(request.key, lambda e: replace(e.with_timing(unfused), winner=chosen))
+
+
+def _epilogue_microseconds(request: Request, plain: Request) -> float:
+    """What the epilogue costs as a pass of its own over C, measured with ATen's element-wise operators in place: one
+    read and one write of C, as Inductor's own loop does."""
+    sizes = [private.symbolic_hint(s) for s in request.layout.size]
+    c = torch.randn(sizes, dtype=request.layout.dtype, device=request.layout.device)
+    row = torch.randn(sizes[-1], dtype=c.dtype, device=c.device)
+    activation = kernels.activation(request.problem.activation)
+    added_bias = request.problem.bias != plain.problem.bias
+    other = torch.randn_like(c) if request.problem.residual else None
+
+    def run() -> None:
+        value = c.add(row) if added_bias else c
+        if activation is not None:
+            value = activation(value)
+        if other is not None:
+            value.add(other)
+
+    return (
+        names.benchmarker.benchmark_cpu(run) * 1e3
+        if c.device.type == "cpu"
+        else names.benchmarker.benchmark_gpu(run) * 1e3
+    )

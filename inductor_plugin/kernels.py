@@ -1,0 +1,150 @@
+"""From a specification, as generated code and tuning workers carry it, to a kernel that takes tensors.
+
+A specification is JSON: {"op", "problem", "config", "key", "artefact"}. The artefact's digest is looked up in the store
+first, then the kernel is built from problem and config; where neither is possible, ATen computes the result.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flykernels.codeobject import CodeObject
+from templates.gemm.problem import GemmProblem
+
+from . import settings
+from .counters import counters
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One kernel for one problem: what a choice, a benchmark request and generated code share.
+
+    op        ATen's name of the operation
+    target    name of the target
+    problem   what is computed
+    config    the template's configuration, as JSON values
+    artefact  digest of the code object in the store; "" if it was not built yet
+    """
+
+    op: str
+    target: str
+    problem: GemmProblem
+    config: dict
+    artefact: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Spec:
+        data = json.loads(text)
+        return Spec(**{**data, "problem": GemmProblem(**data["problem"])})
+
+    @property
+    def name(self) -> str:
+        """Readable and unique among the candidates of a problem: flykernels and the configuration."""
+        return "flykernels " + " ".join(f"{k}={_short(v)}" for k, v in sorted(self.config.items()))
+
+
+def _short(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+_built: dict[str, CodeObject] = {}
+_building = threading.Lock()
+
+
+def code_for(spec: Spec) -> CodeObject:
+    """The code object: from the store by its digest, from this process, or built now (and then stored).
+
+    Raises whatever building raises; MLIRMissing where nothing can be built."""
+    if spec.artefact:
+        code = settings.store().load(spec.artefact)
+        if code is not None:
+            return code
+    text = Spec(spec.op, spec.target, spec.problem, spec.config).to_json()
+    with _building:
+        code = _built.get(text)
+    if code is None:
+        from templates.gemm.build import build_from_json
+
+        counters["compiles"] += 1
+        code = build_from_json(spec.problem, spec.config, spec.target)
+        with _building:
+            _built[text] = code
+        settings.store().add(code)
+    return code
+
+
+def unpacked_b(spec: Spec, packed: Any) -> Any:
+    """B as (K, N), from the packed constant that the specification's kernel reads."""
+    from templates.gemm.packing import unpack_b
+
+    return unpack_b(spec.problem, spec.config, packed)
+
+
+def activation(name: str) -> Callable | None:
+    """ATen's function of an activation's name; None for "none"."""
+    import torch.nn.functional as F
+
+    return {
+        "none": None, "relu": F.relu, "silu": F.silu,
+        "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    }[name]  # fmt: skip
+
+
+def packing_of(spec: Spec) -> str:
+    """What decides how a packed B looks: configurations with the same packing share one constant."""
+    from templates.gemm.packing import packing
+
+    return json.dumps(packing(spec.problem, spec.config), sort_keys=True)
+
+
+def aten(spec: Spec) -> Callable:
+    """What ATen computes for the specification: callable(a, b, [bias], [residual], out=)."""
+    import torch
+
+    problem, activate = spec.problem, activation(spec.problem.activation)
+
+    def run(a: Any, b: Any, *rest: Any, out: Any) -> Any:
+        bias: Any
+        if problem.packed_b:
+            b = unpacked_b(spec, b)
+        operands = list(rest)
+        bias = operands.pop(0) if problem.bias != "none" else None
+        product = torch.bmm if problem.batched else torch.mm
+        if activate is None and not operands and bias is None:
+            return product(a, b, out=out)
+        if activate is None and not operands:
+            return (torch.baddbmm if problem.batched else torch.addmm)(bias, a, b, out=out)
+        result = product(a, b) if bias is None else (torch.baddbmm if problem.batched else torch.addmm)(bias, a, b)
+        if activate is not None:
+            result = activate(result)
+        return out.copy_(result + operands[0] if operands else result)
+
+    return run
+
+
+def callable_for(spec: Spec) -> Callable:
+    """A kernel for tensors: callable(a, b, [bias], [residual], out=). Raises if there is no code object to be had."""
+    from .devices import DEVICES
+
+    device = next(d for d in DEVICES.values() if d.target == spec.target)
+    return device.bind(code_for(spec), spec)
+
+
+def bind(text: str) -> Callable:
+    """What generated code calls, once a module, for each kernel in it. Never raises: without a kernel, ATen serves."""
+    spec = Spec.from_json(text)
+    try:
+        return callable_for(spec)
+    except Exception as e:
+        log.warning("%s %s: no kernel (%s: %s); ATen serves it", spec.op, spec.name, type(e).__name__, e)
+        return aten(spec)

@@ -1,0 +1,117 @@
+"""Measuring a candidate, in this process or in one of Inductor's tuning workers: right first, then fast.
+
+A candidate is compared with ATen on the benchmark's inputs before its time counts. One that fails or is wrong is
+quarantined in the cache, with the reason and the inputs' description, and gets the time `inf`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any
+
+from flykernels.dtypes import dtype as element_type
+from tuning_cache import FAILED, Key, Timing
+
+from . import kernels, private, settings
+from .counters import counters
+
+log = logging.getLogger(__name__)
+names = private.load().names
+
+# A candidate must beat the others by this much: a tie, or noise, leaves the user with what they had.
+INERTIA = 0.02
+
+
+class Wrong(Exception):
+    """A candidate's result differs from ATen's by more than its types and K explain."""
+
+
+def check(spec: kernels.Spec, inputs: list[Any], out: Any) -> None:
+    """Compare `out` with ATen's result in f32 on the same inputs. Raises Wrong.
+
+    Bound for element (i, j), eps being half a unit in the last place: 2 K eps_f32 |a_i| |b_j|, since either sum of K
+    products in f32, in whatever order, errs by at most K eps_f32 sum |a_ik b_kj| (Higham, Accuracy and Stability of
+    Numerical Algorithms, 2nd ed., section 3.1) and the sum is bounded by the norms (Cauchy-Schwarz); that again for the
+    bias and activation (whose slopes are below 1.13); then one rounding to the output type each, 2 eps_out |c|."""
+    import torch
+
+    operands = list(inputs)
+    if spec.problem.packed_b:
+        operands[1] = kernels.unpacked_b(spec, operands[1])
+    a, b, *rest = (x.float() for x in operands)
+    expected = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    plain = replace(spec, problem=replace(spec.problem, packed_b=False))
+    kernels.aten(plain)(a, b, *rest, out=expected)
+    f32, result = element_type("f32"), element_type(spec.problem.out_dtype)
+    norms = a.norm(dim=-1, keepdim=True) * b.norm(dim=-2, keepdim=True)
+    added = sum((x.abs() for x in rest), torch.zeros((), device=out.device))
+    slack = 8 * f32.epsilon * (expected.abs() + added) + torch.finfo(out.dtype).tiny
+    bound = 1.13 * 2 * spec.problem.k * f32.epsilon * norms + 2 * result.epsilon * expected.abs() + slack
+    error = (out.float() - expected).abs()
+    bad = ~(error <= bound)  # NaN is bad
+    if bool(bad.any()):
+        at = int(bad.flatten().nonzero()[0])
+        value = lambda x: x.flatten()[at].item()
+        raise Wrong(
+            f"{int(bad.sum())} of {out.numel()} results differ from ATen's; first at {at}: {value(out):.6g} for "
+            f"{value(expected):.6g}, bound {value(bound):.3g}"
+        )
+
+
+class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
+    """One candidate's measurement. Picklable: it holds descriptions, no tensors.
+
+    spec, key  what is measured, and where that is recorded"""
+
+    def __init__(self, spec: kernels.Spec, key: Key, inputs: list[Any], output: Any):
+        super().__init__(kernel_name=spec.name, input_tensor_meta=inputs, output_tensor_meta=output, extra_args=())
+        self.spec, self.key = spec, key
+
+    def benchmark(self, *tensors: Any, out: Any = None) -> float:
+        """Median time of a call in milliseconds, with INERTIA added; inf if it failed or was wrong. Never raises."""
+        store = settings.store()
+        try:
+            with store.lock(self.key):  # another process may be measuring the same: wait, then take what it found
+                entry = store.lookup(self.key)
+                known = entry.timings.get(self.spec.name) if entry and not entry.winner else None
+                if known is None or known.microseconds is None:
+                    known = self._measure(*tensors, out=out)
+                    store.update(self.key, lambda e: e.with_timing(known))
+            return (known.microseconds or 0.0) / 1e3 * (1 + INERTIA)
+        except Exception as e:
+            log.warning("%s: not measured: %s: %s", self.spec.name, type(e).__name__, e)
+            return math.inf
+
+    def _measure(self, *tensors: Any, out: Any) -> Timing:
+        try:
+            if out is None:
+                tensors, out = tuple(m.to_tensor() for m in self.input_tensor_meta), self.output_tensor_meta.to_tensor()
+            code = kernels.code_for(self.spec)
+            artefact = settings.store().add(code)
+            kernel = kernels.callable_for(self.spec)
+            out.fill_(math.nan)
+            kernel(*tensors, out=out)
+            check(self.spec, list(tensors), out)
+            counters["benchmarks"] += 1
+            milliseconds = self.do_bench(lambda: kernel(*tensors, out=out), *tensors, out=out)
+            return Timing(self.spec.name, round(milliseconds * 1e3, 3), self.spec.config, artefact)
+        except Exception as e:
+            reason = f"{type(e).__name__}: {e}"
+            log.warning("%s %s: quarantined: %s", self.spec.op, self.spec.name, reason)
+            inputs = ", ".join(f"{m.dtype} {list(m.sizes)}:{list(m.strides)}" for m in self.input_tensor_meta)
+            return Timing(self.spec.name, FAILED, self.spec.config, None, f"{reason} (inputs {inputs})")
+
+
+class CpuRequest(names.CPUDeviceBenchmarkMixin, _Request):  # type: ignore[name-defined,misc]
+    """On the CPU, timed as Inductor times its C++ templates."""
+
+
+class GpuRequest(names.GPUDeviceBenchmarkMixin, _Request):  # type: ignore[name-defined,misc]
+    """On a GPU, timed as Inductor times its Triton templates."""
+
+
+def request(spec: kernels.Spec, key: Key, inputs: list[Any], output: Any) -> _Request:
+    """The measurement for the device the output lies on."""
+    return (CpuRequest if output.device.type == "cpu" else GpuRequest)(spec, key, inputs, output)

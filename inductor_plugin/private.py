@@ -1,0 +1,171 @@
+"""Every private name of TorchInductor that this plugin touches, and nothing else touches them.
+
+`load()` imports them and says which are missing; with one missing the plugin stays off and the user has what they had.
+Read in torch 2.11, 2.13 and 2.15; `tests/plugin/test_private.py` holds the contract: what each name must accept and do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+# name here -> "module" or "module:attribute path"
+REQUIRED = {
+    "config": "torch._inductor.config",
+    "ir": "torch._inductor.ir",
+    "V": "torch._inductor.virtualized:V",
+    "compile_fx": "torch._inductor.compile_fx",
+    "lowerings": "torch._inductor.lowering:lowerings",
+    "register_lowering": "torch._inductor.lowering:register_lowering",
+    "mm_args": "torch._inductor.kernel.mm_common:mm_args",
+    "get_algorithm_selector_cache": "torch._inductor.select_algorithm:get_algorithm_selector_cache",
+    "add_feedback_saver": "torch._inductor.select_algorithm:add_feedback_saver",
+    "ExternKernelCaller": "torch._inductor.select_algorithm:ExternKernelCaller",
+    "ChoiceCaller": "torch._inductor.ir:ChoiceCaller",
+    "ExternKernelOut": "torch._inductor.ir:ExternKernelOut",
+    "FixedLayout": "torch._inductor.ir:FixedLayout",
+    "TensorBox": "torch._inductor.ir:TensorBox",
+    "BenchmarkRequest": "torch._inductor.autotune_process:BenchmarkRequest",
+    "CPUDeviceBenchmarkMixin": "torch._inductor.autotune_process:CPUDeviceBenchmarkMixin",
+    "GPUDeviceBenchmarkMixin": "torch._inductor.autotune_process:GPUDeviceBenchmarkMixin",
+    "TensorMeta": "torch._inductor.autotune_process:TensorMeta",
+    "InductorChoices": "torch._inductor.choices:InductorChoices",
+    "select_decomp_table": "torch._inductor.decomposition:select_decomp_table",
+}
+# Present in some versions only; None where absent.
+OPTIONAL = {
+    "register_inductor_choices": "torch._inductor.choices:register_inductor_choices",  # 2.15 on
+    "post_grad_passes": "torch._inductor.compile_fx:post_grad_passes",
+    "benchmarker": "torch._inductor.runtime.benchmarking:benchmarker",
+}
+
+
+@dataclass(frozen=True)
+class Private:
+    """`names.X` for each X above; `missing` in words."""
+
+    names: Any
+    missing: tuple[str, ...] = field(default=())
+
+
+def _resolve(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return functools.reduce(getattr, attribute.split(".") if attribute else (), importlib.import_module(module))
+
+
+@functools.cache
+def load() -> Private:
+    """Import Inductor and collect the names. Never raises."""
+    found, missing = {}, []
+    for name, path in {**REQUIRED, **OPTIONAL}.items():
+        try:
+            found[name] = _resolve(path)
+        except (ImportError, AttributeError) as e:
+            found[name] = None
+            if name in REQUIRED:
+                missing.append(f"{path} ({type(e).__name__}: {e})")
+    if not missing and not hasattr(found["get_algorithm_selector_cache"](), "preprocessing_fns"):
+        missing.append("torch._inductor.select_algorithm: the selector cache has no preprocessing_fns")
+    return Private(SimpleNamespace(**found), tuple(missing))
+
+
+# -- what the rest of the plugin asks of Inductor, in its own words
+
+
+def add_preprocessing(function: Any) -> None:
+    """Let `function(choices) -> choices` see every autotuning call's candidates, before Inductor's own filters."""
+    hooks = load().names.get_algorithm_selector_cache().preprocessing_fns
+    if function not in hooks:
+        hooks.insert(0, function)
+
+
+def remove_preprocessing(function: Any) -> None:
+    hooks = load().names.get_algorithm_selector_cache().preprocessing_fns
+    while function in hooks:
+        hooks.remove(function)
+
+
+def stands_aside() -> str | None:
+    """Why no candidate may be offered in the graph being compiled, or None: ahead-of-time and C++ wrappers call no
+    Python, so ATen serves them."""
+    graph = load().names.V.graph
+    if getattr(graph, "cpp_wrapper", False):
+        return "cpp_wrapper is on: a wrapper in C++ cannot call our kernels yet"
+    if getattr(graph, "aot_mode", False):
+        return "AOTInductor packages hold no Python, so they cannot call our kernels yet"
+    return None
+
+
+def symbolic_hint(expr: Any) -> int:
+    """The size that Inductor tunes for, of an expression that may be symbolic."""
+    sizevars = load().names.V.graph.sizevars
+    for method in ("optimization_hint", "size_hint"):  # renamed in 2.12
+        if hasattr(sizevars, method):
+            return int(getattr(sizevars, method)(expr))
+    raise AttributeError("Inductor's sizevars have neither optimization_hint nor size_hint")
+
+
+def constant_tensor(node: Any) -> Any:
+    """The tensor behind an IR node that is a constant of the graph (a frozen weight), as the node views it; or None."""
+    names = load().names
+    graph = names.V.graph
+    try:
+        name = node.get_name()
+    except (AttributeError, NotImplementedError):
+        return None
+    tensor = graph.constants.get(name)
+    if tensor is None or getattr(tensor, "is_mkldnn", False):
+        return None
+    size, stride = [int(s) for s in node.get_size()], [int(s) for s in node.get_stride()]
+    return tensor.as_strided(size, stride, int(node.get_layout().offset))
+
+
+def derived_constant(key: tuple, make: Any, name: str) -> Any:
+    """An IR node for a tensor computed from constants while compiling, which becomes a constant of the graph itself.
+
+    `make()` runs once a graph and key; the same key gives the same constant."""
+    graph = load().names.V.graph
+    made = graph.__dict__.setdefault("_flykernels_derived", {})
+    if key not in made:
+        made[key] = make()
+    return graph.add_tensor_constant(made[key], name)
+
+
+def define_in_wrapper(wrapper: Any, line: str) -> None:
+    """Write a line once at the top of the generated Python module."""
+    wrapper.add_import_once(line)
+
+
+def drop_from_graph(operation_name: str, buffer_name: str) -> None:
+    """Take an operation that nobody reads out of the graph being lowered."""
+    graph = load().names.V.graph
+    graph.removed_operations.add(operation_name)
+    graph.removed_buffers.add(buffer_name)
+
+
+def transposed(node: Any) -> Any:
+    """The node of a matrix with its axes exchanged: a view, nothing is computed."""
+    import torch
+
+    box = node if isinstance(node, load().names.TensorBox) else load().names.TensorBox.create(node)
+    return load().names.lowerings[torch.ops.aten.permute.default](box, [1, 0])
+
+
+def is_realized(box: Any) -> bool:
+    """Whether a value lies in memory, or is still an expression."""
+    return bool(load().names.ir.is_storage_and_layout(box))
+
+
+def benchmark_apart(choices: list) -> dict:
+    """Milliseconds of each choice outside an autotuning call: in Inductor's tuning worker where it uses one."""
+    names = load().names
+    if not choices:
+        return {}
+    if names.config.autotune_in_subproc:
+        from torch._inductor.autotune_process import benchmark_in_sub_process
+
+        return benchmark_in_sub_process(choices)
+    return {choice: choice.bmreq.benchmark() for choice in choices}

@@ -1,0 +1,138 @@
+"""The half-tile-interleaved main loop on gfx950: two groups of waves, one phase apart, one moves data as one multiplies.
+
+A workgroup's rows of A and columns of B are cut into halves, C into four quadrants, which stay in registers. A schedule
+is a table of phases; the loop walks it. In each phase a wave reads halves of K tile t from LDS, asks memory for a half
+of a later tile, into LDS that every wave has finished reading, and multiplies quadrants. All waves run the same text;
+half of them a barrier later, so that on each SIMD one wave multiplies while its neighbour moves data.
+
+Order. Barriers order waves, not memory: what one wave did comes before another's access only if it *waited* for it (in
+vmcnt or lgkmcnt) before a barrier that the other passed first; with the groups a barrier apart, every wait must come
+two barriers before what depends on it. So each phase waits for what the next one reads, and LDS reads are waited for
+before a phase's first barrier. Where a published port waits one phase later, another wave may read what has not landed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flykernels.lang import Kernel, View
+from flykernels.lang.fragment import Fragment
+from flykernels.lang.matrix import TiledMma
+from flykernels.lang.plan import Plan
+
+from .gfx950_config import Gfx950Config
+from .gfx950_operands import operand_ring
+from .problem import GemmProblem
+
+
+class Phase(NamedTuple):
+    """reads: halves that go from LDS to registers. fetches: (half, tiles ahead) from memory into LDS that was read a
+    phase ago or earlier. quadrants: (row half, column half) of C that are multiplied."""
+
+    reads: tuple[str, ...]
+    fetches: tuple[tuple[str, int], ...]
+    quadrants: tuple[tuple[int, int], ...]
+
+
+# Two barriers a phase. "eight" interleaves finest; "four" has the fewest barriers that two stages allow: with f phases a
+# tile and h phases to hide a load, 2 f >= 2 + h.
+SCHEDULES = {
+    "eight": (
+        Phase(("A0", "B0"), (("A1", 1),), ((0, 0),)),
+        Phase(("B1",), (("A0", 2),), ((0, 1),)),
+        Phase(("A1",), (("B0", 2),), ((1, 1),)),
+        Phase((), (("B1", 2),), ((1, 0),)),
+    ),
+    "four": (
+        Phase(("B0", "B1", "A0"), (("A1", 1),), ((0, 0), (0, 1))),
+        Phase(("A1",), (("B0", 2), ("B1", 2), ("A0", 2)), ((1, 0), (1, 1))),
+    ),
+}
+QUADRANTS = ((0, 0), (0, 1), (1, 0), (1, 1))
+
+
+def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a: View, b: View):
+    """({(row half, column half): the quadrant's sums}, the rings, whose LDS is free).
+
+    a, b: the workgroup's (rows, K) of A and (columns, K) of B; either may end anywhere. mma: one quadrant's."""
+    phases, (half_m, half_n) = SCHEDULES[cfg.schedule], cfg.part
+    ring = {
+        f"{name}{h}": operand_ring(k, p, cfg, name.lower(), view.tile((rows,), h), rows)
+        for name, view, rows in (("A", a, half_m), ("B", b, half_n))
+        for h in (0, 1)
+    }
+    operand = {"A": mma.a, "B": mma.b}
+    tiles, ragged, count = ring["A0"].tiles, ring["A0"].ragged, len(phases)
+    furthest = max(ahead for phase in phases for _, ahead in phase.fetches)
+    plan = Plan(
+        start=-furthest * count,
+        fetch=lambda g: [(ring[half], g // count + ahead) for half, ahead in phases[g % count].fetches],
+        need=lambda g: [(ring[half], g // count) for half in phases[g % count].reads],
+    )
+    late = cfg.waves[0] * cfg.waves[1] // 2  # waves from here on run a barrier behind
+
+    def wait(g):
+        """Until what phase g reads has landed. A cut K tile mixes loads that return nothing: do not count those."""
+        cut = ragged and g // count + furthest >= tiles - 1
+        k.wait_loads(0 if cut and plan.in_flight(g) is not None else plan.in_flight(g))
+
+    def tile(number, t, acc):
+        """K tile t, which is `number` in the plan or one like it."""
+        held: dict = {}
+        for g, phase in enumerate(phases, count * number):
+            for half in phase.reads:
+                r = ring[half]
+                held[half] = [r.read(operand[half[0]], t, s) for s in range(r.steps(t, mma.depth))]
+            plan.issue(g, lambda n: t + (n - number))
+            wait(g + 1)  # for the next phase already: the other group reads a barrier earlier
+            k.phase_end()
+            acc = acc | multiplied(k, mma, held, {q: acc[q] for q in phase.quadrants})
+            k.phase_end()
+        return acc
+
+    plan.prologue()
+    wait(0)
+    k.barrier()
+
+    @k.when(k.subgroup >= late)
+    def _():
+        k.phase_end()
+
+    stages = cfg.stages
+    whole = max(0, tiles - furthest - ragged) // stages * stages  # tiles whose fetches are whole, in rounds of stages
+    assert plan.steady(count * stages, count * whole + 1)
+    acc = {q: mma.zeros() for q in QUADRANTS}
+    if whole:
+        carried = k.loop(0, whole, stages, carry=tuple(acc.values()))
+
+        @carried
+        def sums(t, now):
+            now = dict(zip(QUADRANTS, now))
+            for number in range(stages):
+                now = tile(number, t + number, now)
+            return tuple(now[q] for q in QUADRANTS)
+
+        acc = dict(zip(QUADRANTS, sums))
+    for t in range(whole, tiles):
+        acc = tile(t, t, acc)
+
+    @k.when(k.subgroup < late)
+    def _():
+        k.phase_end()
+
+    return acc, ring
+
+
+def multiplied(k: Kernel, mma: TiledMma, held: dict[str, list[Fragment]], acc: dict) -> dict:
+    """The quadrants `acc` plus A B over a K tile's steps, ahead of the wave that moves data on the same SIMD."""
+
+    @k.urgent
+    def product():
+        out = dict(acc)
+        for (m, n), sums in acc.items():
+            for x, y in zip(held[f"A{m}"], held[f"B{n}"]):
+                sums = mma(x, y, sums)
+            out[m, n] = sums
+        return out
+
+    return product

@@ -1,0 +1,248 @@
+"""Entries and code objects: what is written comes back, what is damaged never does, no process loses anything."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flykernels.codeobject import Argument, CodeObject, CodeObjectError, Extent
+from tuning_cache import FAILED, Entry, EntryError, Key, NewerFormat, Store, Timing
+
+VERSIONS = {"plugin": "1", "templates": "abc", "mlir": "flydsl 0.5.0"}
+
+
+def key(n: int = 1, **versions) -> Key:
+    return Key("mm", {"n": n, "k": 3, "m": "symbolic"}, {"arch": "x86-64", "threads": 2}, {**VERSIONS, **versions})
+
+
+def entry(k: Key) -> Entry:
+    fast = Timing("flykernels mr=6", 12.5, {"mr": 6}, "f" * 64)
+    bad = Timing("flykernels mr=4", FAILED, {"mr": 4}, None, "ValueError: no")
+    return Entry(k).with_timing(fast).with_timing(bad).with_timing(Timing("aten mm", 20.0))
+
+
+def code(binary: bytes = b"\x7fELF" + bytes(range(256))) -> CodeObject:
+    arguments = (Argument("a", "pointer", "f32"), Argument("m", "i32", "i32"))
+    grid = ((Extent("m", 64), Extent(4096, 128)), (Extent(2),))
+    return CodeObject("x86", "avx2,fma", "gemm", arguments, grid, 1, source={"template": "gemm"}, binary=binary)
+
+
+# -- one entry, one code object
+
+
+def test_entry_round_trip():
+    before = replace(entry(key()), winner="flykernels mr=6")
+    after = Entry.from_json(before.to_json())
+    assert after == before
+    assert after.best().microseconds == 12.5
+    assert after.timings["flykernels mr=4"].microseconds == FAILED
+
+
+def test_entry_is_readable_json():
+    data = json.loads(entry(key()).to_json())
+    assert data["entry"]["key"]["problem"] == {"n": 1, "k": 3, "m": "symbolic"}
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.data())
+def test_no_changed_byte_of_an_entry_is_taken(data):
+    text = entry(key()).to_json().encode()
+    at = data.draw(st.integers(0, len(text) - 1))
+    new = data.draw(st.integers(0, 255).filter(lambda b: b != text[at]))
+    changed = text[:at] + bytes([new]) + text[at + 1 :]
+    try:
+        got = Entry.from_json(changed.decode())
+    except (EntryError, UnicodeDecodeError):
+        return
+    assert got == entry(key())  # white space outside strings may change; meaning may not
+
+
+def test_newer_format_is_told_apart():
+    data = json.loads(entry(key()).to_json())
+    data["format"] = 2
+    with pytest.raises(NewerFormat):
+        Entry.from_json(json.dumps(data))
+
+
+def test_code_object_round_trip(tmp_path):
+    c = code()
+    c.save(tmp_path / "k.fko")
+    again = CodeObject.load(tmp_path / "k.fko")
+    assert again == c and again.digest == c.digest
+    assert again.grid_for({"m": 65}) == (64, 2)
+    assert list(tmp_path.iterdir()) == [tmp_path / "k.fko"]
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.data())
+def test_no_changed_byte_of_a_code_object_is_taken(data):
+    """The header too: a changed header changes the content's digest, which is the name it is loaded by."""
+    raw = code().to_bytes()
+    at = data.draw(st.integers(0, len(raw) - 1))
+    new = data.draw(st.integers(0, 255).filter(lambda b: b != raw[at]))
+    try:
+        got = CodeObject.from_bytes(raw[:at] + bytes([new]) + raw[at + 1 :])
+    except CodeObjectError:
+        return
+    assert got.digest != code().digest
+
+
+@pytest.mark.parametrize("cut", [0, 5, 40, -200, -1])
+def test_cut_code_object(cut):
+    with pytest.raises(CodeObjectError):
+        CodeObject.from_bytes(code().to_bytes()[:cut])
+
+
+def test_grid_of_nothing():
+    assert code().grid_for({"m": 0}) == (0, 2)
+
+
+# -- the store
+
+
+def test_store_keeps_entries_for_the_next_process(tmp_path):
+    Store([tmp_path]).update(key(), lambda e: replace(entry(key()), winner="aten mm"))
+    assert Store([tmp_path]).lookup(key()).winner == "aten mm"
+    assert Store([tmp_path]).lookup(key(2)) is None
+
+
+def test_store_finds_entries_without_a_compiler_but_not_another_compilers(tmp_path):
+    Store([tmp_path]).update(key(), lambda e: entry(key()))
+    assert Store([tmp_path]).lookup(key(mlir=None)) is not None
+    assert Store([tmp_path]).lookup(key(mlir="flydsl 0.6.0")) is None
+    assert Store([tmp_path]).lookup(key(templates="def")) is None
+
+
+def test_an_entry_cut_in_half_is_skipped_with_one_warning(tmp_path, caplog):
+    Store([tmp_path]).update(key(), lambda e: entry(key()))
+    (path,) = tmp_path.glob("entries/*/*.json")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    store = Store([tmp_path])
+    with caplog.at_level(logging.WARNING):
+        assert store.lookup(key()) is None
+        assert store.lookup(key()) is None
+    assert len(caplog.records) == 1
+    store.update(key(), lambda e: entry(key()))  # and it is replaced
+    assert Store([tmp_path]).lookup(key()) == entry(key())
+
+
+def test_an_entry_under_a_wrong_name_is_skipped(tmp_path):
+    store = Store([tmp_path])
+    store.update(key(1), lambda e: entry(key(1)))
+    (path,) = tmp_path.glob("entries/*/*.json")
+    other = tmp_path / "entries" / key(2).digest[:2] / f"{key(2).digest}.json"
+    other.parent.mkdir(exist_ok=True)
+    os.replace(path, other)
+    assert Store([tmp_path]).lookup(key(2)) is None
+
+
+def test_objects_are_addressed_by_content(tmp_path):
+    store = Store([tmp_path])
+    digest = store.add(code())
+    assert Store([tmp_path]).load(digest) == code()
+    (path,) = tmp_path.glob("objects/*/*.fko")
+    path.write_bytes(code(b"other").to_bytes())
+    assert Store([tmp_path]).load(digest) is None
+
+
+def test_second_directory_is_read_and_never_written(tmp_path):
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    Store([shipped]).update(key(), lambda e: replace(entry(key()), winner="aten mm"))
+    before = sorted(shipped.rglob("*"))
+    store = Store([own, shipped])
+    assert store.lookup(key()).winner == "aten mm"
+    store.update(key(), lambda e: replace(e, winner="flykernels mr=6"))
+    assert Store([own, shipped]).lookup(key()).winner == "flykernels mr=6"
+    assert sorted(shipped.rglob("*")) == before
+
+
+def test_content_digest_follows_winners(tmp_path):
+    store = Store([tmp_path])
+    empty = store.content_digest()
+    store.update(key(), lambda e: replace(entry(key()), winner="aten mm"))
+    one = store.content_digest()
+    store.update(key(), lambda e: replace(e, winner="flykernels mr=6"))
+    assert len({empty, one, store.content_digest()}) == 3
+
+
+def test_an_unwritable_place_costs_a_warning_and_nothing_else(tmp_path, caplog):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    store = Store([blocked])
+    with caplog.at_level(logging.WARNING):
+        store.update(key(), lambda e: entry(key()))
+        digest = store.add(code())
+    assert store.lookup(key()) == entry(key()) and store.load(digest) == code()
+    assert caplog.records and blocked.read_text() == "in the way"
+
+
+def test_a_full_disk_costs_a_warning_and_leaves_no_torn_file(tmp_path):
+    """RLIMIT_FSIZE stands for the full disk: the write itself fails half-way."""
+    program = f"""
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.path[:0] = {sys.path!r}
+from tests.cache.test_store import *
+store = Store([{str(tmp_path)!r}])
+store.add(code(b"small"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
+digest = store.add(code(bytes(100_000)))
+store.update(key(), lambda e: entry(key()))
+assert store.lookup(key()) == entry(key()) and store.load(digest) is not None
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=root)
+    assert len(list(tmp_path.glob("objects/*/*"))) == 1
+    assert not list(tmp_path.glob("entries/*/*"))
+
+
+def _add_timings(directory: Path, name: str, count: int) -> None:
+    store = Store([directory])
+    for i in range(count):
+        store.update(key(), lambda e: e.with_timing(Timing(f"{name} {i}", float(i))))
+
+
+def test_processes_that_update_one_key_lose_nothing(tmp_path):
+    workers = [
+        multiprocessing.get_context("spawn").Process(target=_add_timings, args=(tmp_path, f"w{i}", 20))
+        for i in range(3)
+    ]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+        assert w.exitcode == 0
+    assert len(Store([tmp_path]).lookup(key()).timings) == 60
+
+
+def _hold_for_ever(directory: Path, ready) -> None:
+    with Store([directory]).lock(key()):
+        ready.set()
+        ready.wait()
+        import time
+
+        time.sleep(60)
+
+
+def test_a_dead_owner_does_not_keep_the_lock_and_a_live_one_is_waited_for_only_so_long(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    owner = context.Process(target=_hold_for_ever, args=(tmp_path, ready))
+    owner.start()
+    assert ready.wait(60)
+    with Store([tmp_path]).lock(key(), seconds=0.2) as held:
+        assert not held
+    owner.kill()
+    owner.join()
+    with Store([tmp_path]).lock(key(), seconds=30) as held:
+        assert held
