@@ -144,7 +144,7 @@ class Simulation:
         self.waves_each = -(-self.items // LANES)
         if check:
             check_hazards(self.program, kernel.entry, self.collector)
-        self.hits = np.zeros(len(self.program.bound), np.int64)
+        self.hits = [0] * len(self.program.bound)
 
     def _place_image(self, loaded: Loaded) -> int:
         """Loads the code object's segments, whose constants code may read; the address of its byte 0."""
@@ -176,12 +176,12 @@ class Simulation:
 
     def _count(self, workgroups: int, seconds: float) -> Counters:
         by_name: dict[str, int] = {}
-        for b, n in zip(self.program.bound, self.hits.tolist(), strict=True):
+        for b, n in zip(self.program.bound, self.hits, strict=True):
             if n:
                 by_name[b.instruction.name] = by_name.get(b.instruction.name, 0) + n
-        total = int(self.hits.sum())
+        total = sum(self.hits)
         waves = workgroups * self.waves_each
-        return Counters(total, by_name, self.hits, workgroups, waves, seconds)
+        return Counters(total, by_name, np.array(self.hits), workgroups, waves, seconds)
 
     # -- one batch of workgroups
     def _batch(self, ids: list[tuple[int, int, int]]) -> None:
