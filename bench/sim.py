@@ -201,9 +201,9 @@ def throughput(report: Report) -> None:
             lowest=round(min(runs)),
         )
     report.note(
-        "throughput: best of 7 runs, since other work can only slow them, measured on CPU; wave-instructions a second of the process's processor time "
-        "(one thread; what other processes do on a shared machine is not counted), without loading and binding the "
-        "code. Waves that run together share numpy's call overhead, so a launch of few waves is slower"
+        "throughput: best of 7 runs, since other work can only slow them, measured on CPU; wave-instructions a second "
+        "of the process's processor time (one thread), without loading and binding the code. Waves that run together "
+        "share numpy's call overhead, so a launch of few waves is slower"
     )
     report.bar(
         "throughput with all checks, measured on CPU",
