@@ -28,9 +28,7 @@ RECORDINGS = [
 def test_warm_loop(traces, kernel, engine):
     folder = next(traces.rglob(kernel))
     found = compare(load_recorded(folder, f"{engine}_*.json"))
-    # preshuffle_gemm: its LDS addresses, hence its bank conflicts, are not in the trace
-    low = 0.8 if kernel == "preshuffle_gemm" else 0.85
-    assert low <= found.ratio <= 1.15
+    assert 0.85 <= found.ratio <= 1.15
 
 
 @pytest.mark.parametrize("kernel", sorted({name for name, _ in RECORDINGS}))
