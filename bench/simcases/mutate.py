@@ -26,6 +26,7 @@ class Mutant:
     what: str
     loaded: Loaded
     at: int
+    budget: int = 200_000  # instructions a wave: an endless loop is refused
 
 
 NOP = Instruction("s_nop", (Operand("c", 0),), {}, "s_nop 0", 0)
@@ -57,14 +58,17 @@ def mutants(loaded: Loaded, hits: np.ndarray, watch: Watch) -> Iterator[Mutant]:
                     continue
                 bare = _changed(i)
                 del bare.mods[counter]
-                yield Mutant("wait removed", f"{i.where}: {i.text} minus {counter}", _with(loaded, at, bare), at)
+                what = f"{i.where}: {i.text} minus {counter}"
+                yield Mutant("wait removed", what, _with(loaded, at, bare), at, watch.budget)
                 if waits[at, counter] > 1:
                     weak = _changed(i, **{counter: i.mods[counter] + 1})
-                    yield Mutant("wait weakened", f"{i.where}: {i.text}, {counter} + 1", _with(loaded, at, weak), at)
+                    what = f"{i.where}: {i.text}, {counter} + 1"
+                    yield Mutant("wait weakened", what, _with(loaded, at, weak), at, watch.budget)
         elif i.name == "s_barrier":
-            yield Mutant("barrier removed", f"{i.where}: {i.text}", _with(loaded, at, replace(NOP, where=i.where)), at)
-    yield from _swizzles(loaded, hits)
-    yield from _bounds(loaded, watch.equal)
+            bare = _with(loaded, at, replace(NOP, where=i.where))
+            yield Mutant("barrier removed", f"{i.where}: {i.text}", bare, at, watch.budget)
+    for mutant in (*_swizzles(loaded, hits), *_bounds(loaded, watch.equal)):
+        yield replace(mutant, budget=watch.budget)
 
 
 def _swizzles(loaded: Loaded, hits) -> Iterator[Mutant]:
@@ -113,6 +117,7 @@ class Watch:
     def __init__(self) -> None:
         self.retired: dict[tuple[int, str], int] = {}
         self.equal: set[int] = set()
+        self.budget = 0  # for mutants: several times what the kernel as it is takes
 
     def watch(self, simulation: Simulation) -> None:
         self.instructions = simulation.loaded.code.instructions
@@ -163,6 +168,7 @@ def survey(case: Case) -> tuple[Loaded, np.ndarray, Watch]:
     result, wrong = run(case, loaded, watch)
     result.raise_for_findings()
     assert wrong <= 1, f"{case.name} is wrong as it is: {wrong}"
+    watch.budget = 2000 + 4 * result.counters.instructions // result.counters.waves
     return loaded, result.counters.hits, watch
 
 
@@ -182,7 +188,7 @@ def harmless(case: Case, mutant: Mutant, limit: int = 16) -> bool:
 def verdict(case: Case, mutant: Mutant) -> str:
     """How a mutant fares: "found" (by the checker), "wrong" (result), "refused" (an error), or "unnoticed"."""
     try:
-        result, wrong = run(case, mutant.loaded, budget=200_000)
+        result, wrong = run(case, mutant.loaded, budget=mutant.budget)
     except (SimulatorError, IndexError) as e:
         return "refused" if isinstance(e, SimulatorError) else "wrong"
     if not result.ok:
