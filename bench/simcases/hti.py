@@ -1,12 +1,13 @@
 """The half-tile-interleaved GEMM: C = A B^T in bf16, 256x256 tile, 8 waves, two groups of waves half a phase apart.
 
-The hardest schedule that the simulator has to prove: waves are staggered by a barrier, every wait is counted, and LDS is
+The hardest schedule that the simulator has to prove: waves are staggered by a barrier, every wait is counted, and LDS
+is
 refilled half tile by half tile. The plan is a table; the loop walks it, and the wait counts follow from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flykernels.lang import Global, Kernel, Swizzle, bf16
@@ -48,7 +49,7 @@ class HtiConfig:
     stages: int = 2
     waves: tuple[int, int] = (2, 4)
     repeat: tuple[int, int] = (4, 2)
-    swizzle: Swizzle = Swizzle(3, 3, 4)
+    swizzle: Swizzle = field(default_factory=lambda: Swizzle(3, 3, 4))
     workgroup_size = 512
 
 

@@ -9,7 +9,8 @@ NAME = "att-mi350x.tar.xz"
 
 
 def archive() -> Path | None:
-    """The archive named by FLYKERNELS_TRACES, or in a folder shared/data beside this checkout; None if there is none."""
+    """The archive named by FLYKERNELS_TRACES, or in a folder shared/data beside this checkout; None if there is
+    none."""
     root = Path(__file__).parents[2]
     places = [Path(p) for p in (os.environ.get("FLYKERNELS_TRACES"),) if p]
     places += [base / "shared" / "data" / NAME for base in (root, root.parent)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -15,7 +16,7 @@ from .findings import Finding, Waiver, failing
 from .load import load
 from .run import BUDGET, run_on_sim
 
-TYPES = {
+TYPES: dict[str, Any] = {
     "f32": np.float32, "f16": np.float16, "bf16": np.uint16, "f64": np.float64, "u8": np.uint8, "i8": np.int8,
     "u16": np.uint16, "i16": np.int16, "u32": np.uint32, "i32": np.int32, "u64": np.uint64, "i64": np.int64,
 }  # fmt: skip
@@ -47,7 +48,8 @@ def parse_argument(text: str):
     if m := re.fullmatch(r"([-+.\w]+):(\w+)", text):
         if m[2] not in TYPES:
             raise ValueError(f"{text}: no type {m[2]}; types are {', '.join(TYPES)}")
-        return TYPES[m[2]](float(m[1]) if m[2].startswith("f") else int(m[1], 0))
+        number: Any = float(m[1]) if m[2].startswith("f") else int(m[1], 0)
+        return TYPES[m[2]](number)
     try:
         return int(text, 0)
     except ValueError:

@@ -166,7 +166,7 @@ def kernels_of_metadata(text: str) -> dict[str, KernelInfo]:
 def info_of_metadata(k: dict[str, Any]) -> KernelInfo:
     """One kernel's metadata map (keys without the dot; values as text or numbers) -> KernelInfo without its
     descriptor."""
-    number = lambda key, default=0: int(k.get(key, default))
+    number = lambda key, default=0: int(k.get(key) or default)
     arguments = [
         KernelArgument(int(a["offset"]), int(a["size"]), str(a["value_kind"]), str(a.get("name", "")))
         for a in k.get("args", []) or []

@@ -41,7 +41,8 @@ class Launch:
             raise BadArguments(f"outputs={sorted(outputs)}: argument {bad[0]} is not a buffer")
         addresses, self.copy_back = place(self.memory, [pair for _, pair in buffers], wanted)
         self._name_allocations(buffers, explicit, args)
-        # Whole 64-byte lines: LLVM widens aligned scalar loads of arguments; they read past the end but not past a line.
+        # Whole 64-byte lines: LLVM widens aligned scalar loads of arguments; they read past the end but not past a
+        # line.
         block_bytes = bytearray(max(64, -(-kernel.kernarg_size // 64) * 64))
         for k, (value, arg) in enumerate(zip(args, explicit, strict=True)):
             raw = addresses[positions[k]] if k in positions else value

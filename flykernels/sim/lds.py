@@ -17,7 +17,7 @@ from .errors import UnknownInstruction
 from .machine import Machine
 from .operands import Binder, bad
 from .races import DS, Place
-from .state import LANE, LANES, LGKM_MAX, POISON, Group, Pending
+from .state import LANE, LANES, LGKM_MAX, POISON, Group, Pending, spread
 
 U32 = np.uint32
 READ = {
@@ -157,14 +157,14 @@ class Site:
         m = self.machine
         if g.full:
             known = self.known.get(g.key)
-            if known is not None and known.raw is not None and np.array_equal(known.raw, raw):
+            if known is not None and known.raw == raw.tobytes():
                 return known
-        at = np.broadcast_to(raw, (g.n, LANES)).astype(np.int64) + self.offset
+        at = spread(raw, g.n).astype(np.int64) + self.offset
         count = len(m.collector.found)
         at, mask = _checked(self.instruction, m, g, at, self.size, self.align)
         made = Place(g, at, mask, self.size, m.granule, m.races, m.lds_stride)
         if mask is None and len(m.collector.found) == count:
-            made.raw = np.array(raw)
+            made.raw = raw.tobytes()
             self.known[g.key] = made
         return made
 
@@ -174,23 +174,35 @@ def gather(m: Machine, p: Place, size: int) -> np.ndarray:
     where = p.where
     if size < 4:
         return m.lds_words(size).take(where >> (size - 1)).astype(U32)[None]
-    if size in (8, 16) and p.alignment >= size:
-        rows = m.lds_words(4).reshape(-1, size // 4).take(where // size, axis=0)
-        return np.moveaxis(rows, -1, 0)
+    if p.row is not None:
+        return m.lds_words(4).reshape(-1, size // 4).take(p.row, axis=0).transpose(2, 0, 1)
     if p.alignment >= 4:
         return m.lds_words(4).take((where >> 2)[None] + np.arange(size // 4)[:, None, None])
     raw = m.lds[where[..., None] + np.arange(size)]
-    return np.moveaxis(raw.view(U32), -1, 0)
+    return raw.view(U32).transpose(2, 0, 1)
 
 
-def scatter(m: Machine, where: np.ndarray, size: int, data: np.ndarray, mask: np.ndarray | None) -> None:
-    """uint32 [words, n, 64] -> LDS at byte positions [n, 64] of the batch's LDS."""
+def scatter(m: Machine, p: Place, size: int, data: np.ndarray) -> None:
+    """uint32 [words, n, 64], or one word for all, -> LDS at a place."""
+    where, mask = p.where, p.mask
+    if p.block is not None:
+        words = m.lds_words(4)
+        blocks = words[: len(words) // (16 * size) * (16 * size)].reshape(-1, 16 * size)
+        blocks[p.block] = data if data.ndim == 0 else data.transpose(1, 2, 0).reshape(len(where), -1)
+        return
+    if p.row is not None:
+        rows = m.lds_words(4).reshape(-1, size // 4)
+        shaped = data if data.ndim == 0 else data.transpose(1, 2, 0)
+        if mask is None:
+            rows[p.row] = shaped
+        else:
+            rows[p.row[mask]] = shaped if data.ndim == 0 else shaped[mask]
+        return
+    data = np.broadcast_to(data, (max(1, size // 4), *where.shape))
     if mask is not None:
         where, data = where[mask], data[:, mask]
     if size < 4:
         m.lds_words(size)[where >> (size - 1)] = data[0].astype(np.uint8 if size == 1 else np.uint16)
-    elif size in (8, 16) and not (where & (size - 1)).any():
-        m.lds_words(4).reshape(-1, size // 4)[where // size] = np.moveaxis(data, 0, -1)
     elif not (where & 3).any():
         index = where >> 2
         words = m.lds_words(4)
@@ -214,9 +226,9 @@ def transpose(data: np.ndarray, bits: int) -> np.ndarray:
     i gets column i. uint32 [words, n, 64] -> the same shape."""
     words, n, _ = data.shape
     per = 32 * words // bits  # elements a lane
-    lanes = np.ascontiguousarray(np.moveaxis(data, 0, -1)).reshape(n, 4, 16, words)
+    lanes = np.ascontiguousarray(data.transpose(1, 2, 0)).reshape(n, 4, 16, words)
     if bits == 16:
-        elements = lanes.view(np.uint16)
+        elements: np.ndarray = lanes.view(np.uint16)
     elif bits == 8:
         elements = lanes.view(np.uint8)
     else:
@@ -225,12 +237,12 @@ def transpose(data: np.ndarray, bits: int) -> np.ndarray:
     flat = elements.reshape(n, 4, per, 16)  # row j of the tile: 16 consecutive elements in lane order
     column = np.ascontiguousarray(flat.swapaxes(2, 3))  # [n, 4, lane, per]
     if bits in (8, 16):
-        out = column.view(U32)
+        out: np.ndarray = column.view(U32)
     else:
         every = np.unpackbits(column.astype(np.uint8)[..., None], axis=-1, bitorder="little")[..., :bits]
         out = np.packbits(every.reshape(n, 4, 16, per * bits), axis=-1, bitorder="little")
         out = np.ascontiguousarray(out).view(U32)
-    return np.ascontiguousarray(np.moveaxis(out.reshape(n, 64, words), -1, 0))
+    return np.ascontiguousarray(out.reshape(n, 64, words).transpose(2, 0, 1))
 
 
 def _issue(m: Machine, g: Group, where: int, sample: Callable, mask, ticket, registers, keep: int = 0) -> None:
@@ -300,6 +312,12 @@ def _read(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
     return run
 
 
+def _both(tickets: list[np.ndarray | None]) -> np.ndarray | None:
+    """The tickets of a two-address instruction's halves, [waves, 2]."""
+    kept = [t for t in tickets if t is not None]
+    return np.stack(kept, 1) if kept else None
+
+
 def _read2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int]) -> Callable[[Group], None]:
     where, read = b.registers.index(i.operands[0].index), b.raw(i.operands[1])
     words = size // 4
@@ -313,7 +331,7 @@ def _read2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int])
         if m.trace is not None:
             for p in places:
                 m.trace.lds(g, i, p.at, size, p.mask)
-        ticket = None if tickets[0] is None else np.stack(tickets, 1)
+        ticket = _both(tickets)
         sample = lambda: np.concatenate([gather(m, p, size) for p in places])
         _issue(m, g, where, sample, places[0].mask, ticket, registers)
 
@@ -355,11 +373,11 @@ def _write(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
 
     def run(g: Group) -> None:
         p = site.place(g, read(g))
-        data = np.stack([np.broadcast_to(v(g), (g.n, LANES)) for v in values])
+        data = np.stack([spread(v(g), g.n) for v in values])
         if high:
             data = data >> U32(16)
         ticket = _store_track(m, g, i, p, size)
-        _issue_store(m, g, lambda: scatter(m, p.where, size, data, p.mask), ticket)
+        _issue_store(m, g, lambda: scatter(m, p, size, data), ticket)
 
     return run
 
@@ -374,15 +392,15 @@ def _write2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int]
         tickets, stores = [], []
         for k in (0, 1):
             p = sites[k].place(g, base)
-            data = np.stack([np.broadcast_to(v(g), (g.n, LANES)) for v in values[k]])
+            data = np.stack([spread(v(g), g.n) for v in values[k]])
             tickets.append(_store_track(m, g, i, p, size))
             stores.append((p, data))
 
         def put() -> None:
             for p, data in stores:
-                scatter(m, p.where, size, data, p.mask)
+                scatter(m, p, size, data)
 
-        _issue_store(m, g, put, None if tickets[0] is None else np.stack(tickets, 1))
+        _issue_store(m, g, put, _both(tickets))
 
     return run
 
@@ -396,8 +414,8 @@ def _permute(i: Instruction, b: Binder, m: Machine, push: bool) -> Callable[[Gro
     registers = frozenset((where,))
 
     def run(g: Group) -> None:
-        to = ((np.broadcast_to(address(g), (g.n, LANES)) + U32(offset)) >> U32(2)).astype(np.int64) & 63
-        x = np.where(g.exec, np.broadcast_to(value(g), (g.n, LANES)), U32(0))
+        to = ((spread(address(g), g.n) + U32(offset)) >> U32(2)).astype(np.int64) & 63
+        x = np.where(g.exec, spread(value(g), g.n), U32(0))
         if push:
             data = np.zeros((g.n, LANES), U32)
             rows = np.broadcast_to(np.arange(g.n)[:, None], to.shape)
@@ -441,7 +459,7 @@ def _swizzle(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
     lanes, registers = swizzle_lanes(i.mods.get("offset", 0)), frozenset((where,))
 
     def run(g: Group) -> None:
-        x = np.where(g.exec, np.broadcast_to(read(g), (g.n, LANES)), U32(0))
+        x = np.where(g.exec, spread(read(g), g.n), U32(0))
         _issue(m, g, where, lambda: x[:, lanes][None], None if g.full else g.exec, None, registers)
 
     return run
@@ -464,7 +482,7 @@ def _atomic(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
         ticket = _read_track(m, g, p)
         if m.trace is not None:
             m.trace.lds(g, i, at, 4, mask)
-        x = np.broadcast_to(value(g), (g.n, LANES))
+        x = spread(value(g), g.n)
         out, words = np.zeros((g.n, LANES), U32), m.lds_words(4)
         for w in range(g.n):
             base = int(g.workgroup[w]) * m.lds_stride

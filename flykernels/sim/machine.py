@@ -38,6 +38,7 @@ class Machine:
         self.wave_order: list[int] | None = None
         self.lds_bytes = self.lds_stride = 0
         self.granule = 4
+        self.image: int | None = None  # address of the loaded code object's byte 0, if there is one
         self.races: Races | None = None
         self.lds = np.zeros(0, np.uint8)
         self.group_ids: list[tuple[int, int, int]] = []

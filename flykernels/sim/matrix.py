@@ -12,6 +12,7 @@ sums here are f32 over whole products, so results agree to f32 accumulation erro
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -53,18 +54,18 @@ def _bytes(x: np.ndarray, rows: int) -> np.ndarray:
 
 
 def unpack(x: np.ndarray, kind: str, rows: int) -> np.ndarray:
-    """A lane's registers as values, [waves, K, rows]; K = group-major, then the lane's own elements."""
+    """A lane's registers as values, [waves, K, rows]. The order along K is the same for A and B of one type, and
+    is of no matter to a product else: 16-bit types give the registers' low halves first, others go group by group."""
     registers, n, _ = x.shape
     groups = LANES // rows
     if kind == "bf16":
-        lanes = x.reshape(registers, n, groups, rows)
-        out = np.empty((n, groups, registers, 2, rows), U32)
-        np.left_shift(lanes.transpose(1, 2, 0, 3), U32(16), out=out[:, :, :, 0])
-        np.bitwise_and(lanes.transpose(1, 2, 0, 3), U32(0xFFFF0000), out=out[:, :, :, 1])
+        lanes, out = x.swapaxes(0, 1), np.empty((n, 2 * registers, LANES), U32)
+        np.left_shift(lanes, U32(16), out=out[:, :registers])
+        np.bitwise_and(lanes, U32(0xFFFF0000), out=out[:, registers:])
         return out.view(F32).reshape(n, -1, rows)
     if kind == "f16":
-        halves = np.ascontiguousarray(x).view(np.float16).reshape(registers, n, groups, rows, 2)
-        return halves.transpose(1, 2, 0, 4, 3).astype(F32).reshape(n, -1, rows)
+        halves = np.ascontiguousarray(x).view(np.float16).astype(F32).reshape(registers, n, LANES, 2)
+        return np.ascontiguousarray(halves.transpose(1, 3, 0, 2)).reshape(n, -1, rows)
     if kind == "f32":
         return x.view(F32).reshape(registers, n, groups, rows).transpose(1, 2, 0, 3).reshape(n, -1, rows)
     if kind == "f64":
@@ -105,6 +106,12 @@ def register_rows(x: np.ndarray, rows: int) -> np.ndarray:
     groups = LANES // rows
     split = x.reshape(*x.shape[:-1], rows // (4 * groups), groups, 4)
     return np.ascontiguousarray(split.swapaxes(-1, -2)).reshape(x.shape)
+
+
+@functools.cache
+def register_lanes(rows: int) -> np.ndarray:
+    """Lanes in the order that gives A's rows the order of register_rows: [64]."""
+    return register_rows(np.arange(LANES).reshape(LANES // rows, rows), rows).reshape(-1)
 
 
 def add_into(g: Group, where: int, c: np.ndarray | None, product: np.ndarray, rows: int, dtype) -> None:
@@ -153,10 +160,11 @@ def _plain(i: Instruction, b: Binder, rows: int, k: int, ta: str, tb: str, bits:
         return _double(i, b, rows, where, ra, rb, registers, c)
     dtype = F32 if out == "f32" else np.int32
     accumulator = _accumulator(c, b, rows * rows // LANES, dtype)
+    lanes = register_lanes(rows)
     form_a, form_b = (ta, registers, rows, "A"), (tb, registers, rows, "B")
 
     def run(g: Group) -> None:
-        x = _cached(g, ra, form_a, lambda: register_rows(unpack(g.V[ra : ra + registers], ta, rows), rows))
+        x = _cached(g, ra, form_a, lambda: unpack(g.V[ra : ra + registers].take(lanes, 2), ta, rows))
         y = _cached(g, rb, form_b, lambda: unpack(g.V[rb : rb + registers], tb, rows))
         product = np.matmul(x.swapaxes(1, 2), y)
         if dtype is not F32:

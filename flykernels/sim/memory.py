@@ -85,8 +85,9 @@ class Memory:
                 at = offset[wrong]
                 report(
                     "out-of-bounds",
-                    f"{'writes' if write else 'reads'} {size} bytes at byte {int(at[0])} of {a.name}, which "
-                    f"holds bytes {a.low} to {a.high - 1} ({at.size} lanes, bytes {int(at.min())} to {int(at.max()) + size - 1})",
+                    f"{'writes' if write else 'reads'} {size} bytes at byte {int(at[0])} of {a.name}, which holds "
+                    f"bytes {a.low} to {a.high - 1} "
+                    f"({at.size} lanes, bytes {int(at.min())} to {int(at.max()) + size - 1})",
                     wrong,
                 )
                 lanes = lanes & ~wrong
@@ -154,7 +155,8 @@ class Memory:
         offset = address - base
         bits = int(np.bitwise_or.reduce(offset, axis=None))
         if size in (8, 16) and not bits & (size - 1):
-            return np.moveaxis(a.words(4).reshape(-1, size // 4).take(offset // size, axis=0), -1, 0)
+            rows = a.words(4).reshape(-1, size // 4).take(offset >> (3 if size == 8 else 4), axis=0)
+            return np.moveaxis(rows, -1, 0) if rows.ndim != 3 else rows.transpose(2, 0, 1)
         if bits & 3:
             return None
         return a.words(4).take((offset >> 2)[None] + np.arange(size // 4).reshape(-1, *(1,) * address.ndim))
@@ -274,13 +276,13 @@ def place(
             allowed[part] |= True if marks is None else marks[part]
             if outputs is None or k in outputs:
                 writable[part] |= True if marks is None else marks[part]
-        touched = np.flatnonzero(allowed)
-        low, high = (int(touched[0]), int(touched[-1]) + 1) if touched.size else (0, 0)
+        some, count = bool(allowed.any()), int(np.count_nonzero(allowed))
+        low, high = (int(allowed.argmax()), size + PAD - int(allowed[::-1].argmax())) if some else (0, 0)
         name = " = ".join(f"argument {k}" for k in members)
         all_writable = bool(writable[low:high].all()) and storage.flags.writeable
         made = memory.add(
             name, storage, low, high,
-            allowed=None if touched.size == high - low else allowed,
+            allowed=None if count == high - low else allowed,
             writable=True if all_writable else (writable if storage.flags.writeable and writable.any() else False),
         )  # fmt: skip
         if outputs is not None and writable.any():
@@ -307,6 +309,7 @@ class _Range:
 
     def __init__(self, owner: np.ndarray, low: int, high: int):
         data, read_only = owner.__array_interface__["data"]
+        self.owner = owner  # keeps the memory alive
         self.__array_interface__ = {
             "shape": (high - low,), "typestr": "|u1", "data": (data + low, read_only), "version": 3,
         }  # fmt: skip

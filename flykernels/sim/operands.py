@@ -173,7 +173,8 @@ class Binder:
         """An operand's bits (uint32, or uint64 for wide types), sign modifiers applied."""
         if kind in WIDE:
             read = self._wide_bits(o, kind)
-            flip, keep = U64(1 << 63), U64((1 << 63) - 1)
+            flip: np.unsignedinteger = U64(1 << 63)
+            keep: np.unsignedinteger = U64((1 << 63) - 1)
         else:
             read = self.raw(o)
             if o.kind == "c":

@@ -12,7 +12,7 @@ from . import compare, lanes, lds, matrix, packed, salu, smem, valu, vmem
 from .asm import AGPR, EXEC, M0, VCC, Code, Instruction, Operand
 from .errors import UnknownInstruction
 from .machine import Machine
-from .operands import Binder, Registers
+from .operands import Binder, Registers, write_scalar
 from .smem import sgpr_key
 from .state import Group
 
@@ -196,6 +196,8 @@ class Program:
             or lds.bind(i, b, m)
             or vmem.bind(i, b, m)
         )
+        if f is None and i.name == "s_getpc_b64" and m.image is not None:
+            f = self._program_counter(i, m.image)
         if f is None:
             raise UnknownInstruction(f"{i.where}: {i.text}")
         if i.name in lanes.NEEDS_ALL_LANES:
@@ -208,6 +210,12 @@ class Program:
 
             return checked
         return f
+
+    def _program_counter(self, i: Instruction, image: int) -> Callable[[Group], None]:
+        """s_getpc_b64: the address of the next instruction in the loaded code object."""
+        write = write_scalar(i.operands[0], wide=True)
+        here = np.array([image + i.address + 4], np.int64)
+        return lambda g: write(g, np.broadcast_to(here, g.n))
 
 
 def _nothing(g: Group) -> None:

@@ -27,6 +27,7 @@ class Tickets:
 
     def __init__(self, waves: int) -> None:
         self.count = 1
+        self._settled: dict[int, int] = {}  # barriers: see settled
         size = 1 << 14
         self.stamp = np.full(size, -1, np.int32)  # ticket 0: before everything
         self.wave = np.full(size, -1, np.int32)
@@ -46,6 +47,18 @@ class Tickets:
         self.pc[k : k + n] = pc
         return np.arange(k, k + n, dtype=np.int32)
 
+    def settled(self, barriers: int) -> int:
+        """All tickets before this one retired before so many barriers. Grows with time and with `barriers`."""
+        known = self._settled
+        start = max((at for b, at in known.items() if b <= barriers), default=0)
+        late = self.stamp[start : self.count] >= barriers
+        found = int(late.argmax()) if len(late) else 0
+        at = start + (found if len(late) and late[found] else len(late))
+        if len(known) > 4:
+            del known[min(known)]
+        known[barriers] = at
+        return at
+
     def retire(self, tickets: np.ndarray, barriers: np.ndarray) -> None:
         self.stamp[tickets] = barriers if tickets.ndim == 1 else barriers[:, None]
 
@@ -54,30 +67,25 @@ class Place:
     """Where an access of a group lies in LDS, worked out once for addresses that come again (a loop's, mostly).
 
     at       [n, 64] byte addresses in the workgroup's LDS; `mask` the lanes that take part, None for all
+    where    [n, 64] the same in the batch's LDS; `row` that as numbers of aligned 8- or 16-byte elements, or None
+    block    [n] numbers of the aligned blocks of 64 * size bytes that the waves' lanes fill in order, or None
     granule  [n, m] granules touched; `lanes` [n, m] which count, None for all
     """
 
     __slots__ = (
-        "alignment",
-        "all_readers",
-        "apart",
-        "at",
-        "granule",
-        "lanes",
-        "mask",
-        "raw",
-        "readers",
-        "where",
-        "writers",
-    )
+        "alignment", "all_readers", "apart", "at", "block", "granule", "lanes", "mask", "raw", "readers", "row", "size",
+        "where", "writers",
+    )  # fmt: skip
 
     def __init__(
         self, g, at: np.ndarray, mask: np.ndarray | None, size: int, granule: int, races: Races | None, stride
     ):
-        self.at, self.mask, self.raw = at, mask, None
+        self.at, self.mask, self.raw, self.size = at, mask, b"", size
         self.where = at + (g.workgroup * stride)[:, None]
         bits = int(np.bitwise_or.reduce(self.where, axis=None)) | 64
         self.alignment = bits & -bits  # a power of two that divides every address
+        self.row = self.where // size if size in (8, 16) and self.alignment >= size else None
+        self._find_block()
         if races is None:
             return
         if size <= granule:
@@ -89,10 +97,34 @@ class Place:
         self.writers = found + (g.workgroup * races.granules)[:, None]
         self.readers = found + (g.waves * races.granules)[:, None]
         each = self.writers if self.lanes is None else np.where(self.lanes, self.writers, -1)
-        owners = [np.unique(row) for row in each]
-        self.apart = sum(map(len, owners)) == len(np.unique(each)) or len(owners) == 1
+        rows, flat = np.sort(each, axis=1), np.sort(each, axis=None)
+        own = len(rows) + int((rows[:, 1:] != rows[:, :-1]).sum())
+        self.apart = own == 1 + int((flat[1:] != flat[:-1]).sum())  # no granule belongs to two waves
         waves = races.waves_of[g.workgroup]
         self.all_readers = found[:, None, :] + (waves * races.granules)[:, :, None]
+
+    def _find_block(self) -> None:
+        """Lane after lane in one block, as direct loads write: worth a block copy instead of 64 scattered ones."""
+        first, size = self.where[:, 0], self.size
+        fits = self.mask is None and size >= 4 and not (first % (64 * size)).any()
+        linear = fits and bool((self.where == first[:, None] + np.arange(64) * size).all())
+        self.block = first // (64 * size) if linear else None
+
+    @staticmethod
+    def parts(places: list[Place], index: np.ndarray | None = None) -> Place:
+        """Where data go, of several groups' waves together, or of some waves; what only the checker needs is left
+        out."""
+        made = Place.__new__(Place)
+        cut = lambda x: x if index is None else x[index]
+        made.size, made.alignment = places[0].size, min(p.alignment for p in places)
+        made.where = cut(np.concatenate([p.where for p in places]))
+        made.row = made.where // made.size if all(p.row is not None for p in places) else None
+        made.mask = None
+        if any(p.mask is not None for p in places):
+            masks = [np.ones(p.where.shape, bool) if p.mask is None else p.mask for p in places]
+            made.mask = cut(np.concatenate(masks))
+        made._find_block()
+        return made
 
 
 class Races:
@@ -117,14 +149,13 @@ class Races:
     def read(self, g, p: Place, pc: int) -> np.ndarray:
         """Waves of group g read the granules of a place."""
         ticket = self.writer.take(p.writers)
-        stamps = self.tickets.stamp.take(ticket)
-        if stamps.max() >= g.first_barrier:
-            late = stamps >= g.barriers32[:, None]
+        if int(ticket.max()) >= self.tickets.settled(g.first_barrier):
+            late = self.tickets.stamp.take(ticket) >= g.barriers32[:, None]
             if p.lanes is not None:
                 late &= p.lanes
             if late.any():
                 self._judge_read(g, p.granule, ticket, late, pc)
-        if stamps.min() < 0:  # ticket 0: nothing has written there
+        if int(ticket.min()) == 0:  # ticket 0: nothing has written there
             never = ticket == 0
             if p.lanes is not None:
                 never &= p.lanes
@@ -150,9 +181,12 @@ class Races:
     def write(self, g, p: Place, pc: int, kind: int) -> np.ndarray:
         """Waves of group g write the granules of a place."""
         t, lanes, granule = self.tickets, p.lanes, p.granule
+        settled = t.settled(g.first_barrier)
         ticket = self.writer.take(p.writers)
-        stamps = t.stamp.take(ticket)
-        late = stamps >= g.barriers32[:, None] if stamps.max() >= g.first_barrier else NOTHING
+        late = NOTHING
+        if int(ticket.max()) >= settled:
+            stamps = t.stamp.take(ticket)
+            late = stamps >= g.barriers32[:, None]
         if lanes is not None and late is not NOTHING:
             late &= lanes
         if late.any():
@@ -166,8 +200,10 @@ class Races:
             if own.any():
                 self._tell(g, own, granule, ticket, pc, "lds-in-flight", "writes LDS that", "writes", "own, other path")
         reads = self.reader.take(p.all_readers)  # every wave of the workgroup: [n, waves, m]
-        stamps = t.stamp.take(reads)
-        late = stamps >= g.barriers32[:, None, None] if stamps.max() >= g.first_barrier else NOTHING
+        late = NOTHING
+        if int(reads.max()) >= settled:
+            stamps = t.stamp.take(reads)
+            late = stamps >= g.barriers32[:, None, None]
         if lanes is not None and late is not NOTHING:
             late &= lanes[:, None, :]
         if late.any():

@@ -1,7 +1,8 @@
 """Replays instruction traces recorded on an MI350X (rocprofv3 ATT, as JSON) through the timing model, and compares.
 
-A trace has no addresses, so LDS accesses cost what conflict-free ones do and global ones are taken as coalesced.
-Compared is
+A trace has no addresses. Those of LDS follow from the code's own arithmetic mostly (addresses.py), and with them the
+bank conflicts; where they do not, LDS accesses cost what conflict-free ones do, and global ones are taken as coalesced.
+A workgroup's waves go to the SIMDs in turn, so a wave's number in its workgroup is taken to be its SIMD's. Compared is
 the time between matrix instructions of the warm main loop: between two quantiles of a wave's matrix instructions.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import banks
+from .addresses import lds_cycles
 from .asm import Instruction, parse_instruction
 from .matrix import is_matrix
 from .timing import Machine950, Unit
@@ -52,6 +54,8 @@ def load_recorded(folder: Path, pick: str = "se*.json") -> Recorded:
             pc = lines[line]
             stream.append([pc, *_cost(instructions[pc])])
             when.append((start, stall, duration))
+        for at, cycles in lds_cycles(instructions, stream, simd_of(file.stem)).items():
+            stream[at][1] = cycles
         streams.append(stream)
         times.append(when)
         places.append(file.stem)

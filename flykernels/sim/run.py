@@ -29,7 +29,8 @@ LDS_LIMIT = 160 * 1024  # bytes of LDS a compute unit of gfx950 has
 class Counters:
     """What ran.
 
-    instructions  wave-instructions; `by_name` by mnemonic; `seconds` of processor time that the simulation took (this machine's)
+    instructions  wave-instructions; `by_name` by mnemonic; `seconds` of processor time that the simulation took (this
+                  machine's)
     hits          times each instruction of the code object ran, in waves
     """
 
@@ -136,12 +137,21 @@ class Simulation:
         name = lambda r: self.program.registers.name(r)
         self.machine = Machine(loaded.code.instructions, self.launch.memory, self.collector, name)
         self.machine.check, self.machine.trace = check, trace
+        if loaded.data:
+            self.machine.image = self._place_image(loaded)
         self.program = Program(loaded.code, self.machine, kernel.vgprs - kernel.agprs if kernel.vgprs else 1)
         self.check, self.budget = check, budget
         self.waves_each = -(-self.items // LANES)
         if check:
             check_hazards(self.program, kernel.entry, self.collector)
-        self.hits = np.zeros(len(self.program.bound), np.int64)
+        self.hits = [0] * len(self.program.bound)
+
+    def _place_image(self, loaded: Loaded) -> int:
+        """Loads the code object's segments, whose constants code may read; the address of its byte 0."""
+        image = np.zeros(max(start + len(raw) for start, raw in loaded.data), np.uint8)
+        for start, raw in loaded.data:
+            image[start : start + len(raw)] = raw
+        return self.launch.memory.add("the code object", image, writable=False).base
 
     def run(self, workgroups: Sequence[tuple[int, int, int]] | None = None) -> SimResult:
         gx, gy, gz = self.grid
@@ -166,12 +176,12 @@ class Simulation:
 
     def _count(self, workgroups: int, seconds: float) -> Counters:
         by_name: dict[str, int] = {}
-        for b, n in zip(self.program.bound, self.hits.tolist(), strict=True):
+        for b, n in zip(self.program.bound, self.hits, strict=True):
             if n:
                 by_name[b.instruction.name] = by_name.get(b.instruction.name, 0) + n
-        total = int(self.hits.sum())
+        total = sum(self.hits)
         waves = workgroups * self.waves_each
-        return Counters(total, by_name, self.hits, workgroups, waves, seconds)
+        return Counters(total, by_name, np.array(self.hits), workgroups, waves, seconds)
 
     # -- one batch of workgroups
     def _batch(self, ids: list[tuple[int, int, int]]) -> None:

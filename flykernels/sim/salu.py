@@ -184,6 +184,12 @@ def bind(i: Instruction) -> Function | None:
     return None
 
 
+def flag(x: np.ndarray, n: int) -> np.ndarray:
+    """Conditions [n] or [1] as SCC holds them."""
+    x = np.asarray(x)
+    return x.astype(I64) if x.shape == (n,) else np.broadcast_to(x, n).astype(I64)
+
+
 def _reader(o, kind: str):
     return scalar(o, wide=kind == W, signed=kind == S)
 
@@ -196,7 +202,7 @@ def _arithmetic(i: Instruction, wide: bool, kinds: str, f: Callable, scc: Callab
         r = f(*(x(g) for x in readers))
         write(g, r)
         if scc is not None:
-            g.scc = np.broadcast_to(scc(r), g.n).astype(I64)
+            g.scc = flag(scc(r), g.n)
 
     return run
 
@@ -208,7 +214,7 @@ def _carry(sign: int):
         def run(g: Group) -> None:
             r = ra(g) + sign * (rb(g) + g.scc)
             write(g, r)
-            g.scc = np.broadcast_to((r < 0) | (r > MASK32), g.n).astype(I64)
+            g.scc = flag((r < 0) | (r > MASK32), g.n)
 
         return run
 
@@ -227,12 +233,12 @@ def _compare(i: Instruction) -> Function:
     if wide:
 
         def run(g: Group) -> None:
-            g.scc = np.broadcast_to(f(u64(ra(g)), u64(rb(g))), g.n).astype(I64)
+            g.scc = flag(f(u64(ra(g)), u64(rb(g))), g.n)
 
         return run
 
     def run32(g: Group) -> None:
-        g.scc = np.broadcast_to(f(ra(g), rb(g)), g.n).astype(I64)
+        g.scc = flag(f(ra(g), rb(g)), g.n)
 
     return run32
 
@@ -246,7 +252,7 @@ def _min_max(i: Instruction) -> Function:
         a, b = ra(g), rb(g)
         first = better(a, b)
         write(g, np.where(first, a, b))
-        g.scc = np.broadcast_to(first, g.n).astype(I64)  # SCC says whether the first source was chosen
+        g.scc = flag(first, g.n)  # SCC says whether the first source was chosen
 
     return run
 
@@ -291,7 +297,7 @@ def _with_immediate(f: Callable, scc: Callable | None):
             r = f(old(g), i16(imm(g)))
             write(g, r)
             if scc is not None:
-                g.scc = np.broadcast_to(scc(r), g.n).astype(I64)
+                g.scc = flag(scc(r), g.n)
 
         return run
 
@@ -313,7 +319,7 @@ def _bit_test(value: int, wide: bool):
         read, at = scalar(i.operands[0], wide), scalar(i.operands[1])
 
         def run(g: Group) -> None:
-            g.scc = np.broadcast_to((read(g) >> (at(g) & (63 if wide else 31)) & 1) == value, g.n).astype(I64)
+            g.scc = flag((read(g) >> (at(g) & (63 if wide else 31)) & 1) == value, g.n)
 
         return run
 

@@ -209,6 +209,11 @@ class Group:
         return g
 
 
+def spread(x: np.ndarray, n: int) -> np.ndarray:
+    """A vector operand's values as [n, 64]; numpy's broadcast_to costs more than most instructions' arithmetic."""
+    return x if x.shape == (n, LANES) else np.broadcast_to(x, (n, LANES))
+
+
 def unpack_mask(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """[n], [n] 32-bit halves -> [n, 64] bool."""
     words = np.stack([low, high], -1).astype("<u4")

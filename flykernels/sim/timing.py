@@ -42,7 +42,13 @@ class Machine950:
     chain: float = constant(4, f"{ATT}: extra when the accumulator is the previous result", "medium")
     lds_latency: float = constant(48, f"{ATT}: 52 to 56 from issue to arrival, 4 of them the access", "high")
     lds_queue: float = constant(64, "a guess: LDS work queued before issue stalls", "low")
-    lds_write_16: float = constant(8, f"{ATT}: ds_write_b16 issue", "medium")
+    lds_operand: float = constant(
+        4,
+        f"{ATT}: cycles that each dword a lane of an LDS instruction's data adds to its issue (ds_write_b16 and "
+        "ds_bpermute take 8, ds_write2_b32 12, ds_write_b128 20): 16 lanes a cycle, over a path that two SIMDs share "
+        "(of 0 and 1, and of 2 and 3, one waits for the other's stores; the pairs overlap)",
+        "high",
+    )
     barrier: float = constant(8, f"{ATT}: 4 to 8 from last arrival to release", "medium", 8, 40)
     memory_queue: float = constant(208, f"{ATT}: address work queued before issue stalls", "low")
     l1_bytes: float = constant(64, f"{ORIGAMI}; {ATT}", "medium")
@@ -99,12 +105,19 @@ def prepare(instructions: Sequence[Instruction], c: Machine950) -> list[_Step]:
             s.priority = i.operands[0].index
         elif kind == "branch":
             s.issue = c.branch
-        elif kind == "lds_write" and i.name.endswith(("b8", "b16")):
-            s.issue = c.lds_write_16
+        elif kind in ("lds_read", "lds_write"):
+            s.issue = c.cadence + c.lds_operand * data_dwords(i)
         elif kind == "direct":
             s.pipe = 64 * {"x2": 8, "x3": 12, "x4": 16}.get(i.name[-2:], 4)
         steps.append(s)
     return steps
+
+
+def data_dwords(i: Instruction) -> int:
+    """Registers of data, besides the address, that an LDS instruction takes from a lane."""
+    stores_only = kind_of(i) == "lds_write" and "_rtn" not in i.name
+    address = 0 if stores_only else 1
+    return sum(o.count for o in i.operands[address + 1 :] if o.kind == "v")
 
 
 @dataclass(slots=True)
@@ -165,6 +178,7 @@ class Unit:
         self.alive = [sum(w.group == k for w in self.waves) for k in range(len(groups))]
         self.arrived: list[list[tuple[_Wave, float]]] = [[] for _ in groups]
         self.valu, self.salu, self.matrix = [0.0] * SIMDS, [0.0] * SIMDS, [0.0] * SIMDS
+        self.lds_path = [0.0] * (SIMDS // 2)
         self.matrix_work = self.lds_free = self.lds_work = self.address_free = self.fill_free = 0.0
         self.landing: list[tuple[float, float]] = []  # direct loads that will write LDS: (when, cycles)
         self.loaded = self.stored = 0
@@ -219,7 +233,7 @@ class Unit:
             at = max(t, self.valu[simd], self.matrix[simd], w.ready.get(s.accumulator, 0.0))
             return self._stall(w, "matrix", t, at)
         if kind in ("lds_read", "lds_write"):
-            return self._stall(w, "lds queue", t, max(t, self.lds_free - c.lds_queue))
+            return self._stall(w, "lds queue", t, max(t, self.lds_free - c.lds_queue, self.lds_path[simd // 2]))
         if kind in ("direct", "load", "store"):
             return self._stall(w, "memory queue", t, max(t, self.address_free - c.memory_queue))
         if kind == "wait":
@@ -264,6 +278,7 @@ class Unit:
             w.ready[s.result] = t + s.pipe + c.chain
             duration = s.pipe
         elif kind in ("lds_read", "lds_write"):
+            self.lds_path[simd // 2] = t + s.issue
             work = max(1, a)
             self.lds_free = max(self.lds_free, t) + work
             self.lds_work += work

@@ -18,7 +18,7 @@ from .lds import land, scatter
 from .machine import Machine
 from .operands import Binder, bad, scalar
 from .races import DIRECT, Place
-from .state import LANE, LANES, POISON, VM_MAX, Group, Pending
+from .state import LANE, LANES, POISON, VM_MAX, Group, Pending, spread
 
 U32, I64 = np.uint32, np.int64
 SIZE = {
@@ -82,31 +82,38 @@ def _buffer(i: Instruction, b: Binder, m: Machine, operands: list) -> Callable:
     reads = b.raw(vaddr, 1 if idxen and offen else 0) if vaddr is not None and offen else None
     index = b.raw(vaddr) if vaddr is not None and idxen else None
 
+    known: list = [b"", None, None, 0]  # descriptor's bits; base and records [n, 1]; the smallest of the records
+
+    def descriptor(g: Group) -> list:
+        bits = g.S[r : r + 4].tobytes()
+        if known[0] != bits:
+            if (g.S[r + 1] >> 31).any() or (g.S[r + 3] >> 23 & 1).any():
+                raise bad(i, "a swizzled or thread-id-addressed buffer")
+            base = g.S[r] | (g.S[r + 1] & 0xFFFF) << 32
+            known[:] = bits, base[:, None], g.S[r + 2][:, None].copy(), int(g.S[r + 2].min())
+        return known
+
     def place(g: Group, size: int) -> tuple[np.ndarray, np.ndarray]:
-        base = g.S[r] | (g.S[r + 1] & 0xFFFF) << 32
-        records, word1 = g.S[r + 2], g.S[r + 1]
-        stride = word1 >> 16 & 0x3FFF
-        if (word1 >> 31).any() or (g.S[r + 3] >> 23 & 1).any():
-            raise bad(i, "a swizzled or thread-id-addressed buffer")
+        _, base, limit, least = descriptor(g)
         if reads is not None:
-            offset = np.broadcast_to(reads(g), (g.n, LANES)).astype(I64)
+            offset = spread(reads(g), g.n).astype(I64)
             if immediate:
                 offset += immediate
         else:
             offset = np.full((g.n, LANES), immediate, I64)
-        uniform = np.broadcast_to(soffset(g), g.n)
+        uniform = soffset(g)
         mask = _mask(g)
         total = offset + uniform[:, None]
-        limit = records[:, None]
         place.inside = False  # type: ignore[attr-defined]
-        if index is None and total.max() + size <= records.min():
+        if index is None and total.max() + size <= least:
             place.inside = True  # type: ignore[attr-defined]
-            return base[:, None] + total, mask
+            return base + total, mask
         if index is not None:
             at = index(g).astype(I64)
+            stride = g.S[r + 1] >> 16 & 0x3FFF
             structured = (stride != 0)[:, None]
             inside = np.where(structured, (at < limit) & (offset < np.maximum(stride, 1)[:, None]), total < limit)
-            return base[:, None] + total + at * stride[:, None], mask & inside
+            return base + total + at * stride[:, None], mask & inside
         inside = total + min(size, 4) <= limit
         loose = mask & ~inside & (offset + min(size, 4) <= limit)
         if loose.any():
@@ -114,14 +121,13 @@ def _buffer(i: Instruction, b: Binder, m: Machine, operands: list) -> Callable:
                 "bounds-ambiguous", "only the scalar offset puts this buffer access out of range: editions of the ISA "
                 "disagree on whether the range check counts it", g, loose,
             )  # fmt: skip
-        return base[:, None] + total, mask & inside
+        return base + total, mask & inside
 
     def limits(g: Group, size: int, address: np.ndarray) -> np.ndarray | None:
         """For multi-dword accesses: dwords [words, n, 64] in range, None if all are."""
         if size <= 4 or place.inside:  # type: ignore[attr-defined]
             return None
-        base = g.S[r] | (g.S[r + 1] & 0xFFFF) << 32
-        offset = address - base[:, None]
+        offset = address - descriptor(g)[1]
         if index is not None or (offset + size <= g.S[r + 2][:, None]).all():
             return None
         return offset[None] + 4 * np.arange(1, size // 4 + 1)[:, None, None] <= g.S[r + 2][None, :, None]
@@ -262,7 +268,7 @@ def _store(i: Instruction, b: Binder, m: Machine, kind: str, place: Callable, si
     high = what.endswith("_hi")
 
     def run(g: Group) -> None:
-        data = np.stack([np.broadcast_to(v(g), (g.n, LANES)) for v in values])
+        data = np.stack([spread(v(g), g.n) for v in values])
         if high:
             data = data >> U32(16)
         address, mask = place(g, size)
@@ -298,12 +304,12 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
     kind = i.name.split("_")[0]
     lane_bytes = LANE * step
 
-    known: dict[bytes, tuple[np.ndarray, Place]] = {}
+    known: dict[bytes, tuple[bytes, Place]] = {}
 
     def target(g: Group) -> Place:
         first = g.S[M0]
         old = known.get(g.key)
-        if old is not None and g.full and np.array_equal(old[0], first):
+        if old is not None and g.full and old[0] == first.tobytes():
             return old[1]
         active = _mask(g)
         at = (first & 0x3FFFF)[:, None] + immediate + lane_bytes
@@ -315,7 +321,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
         lanes = None if active.all() else active
         made = Place(g, np.where(active, at, 0), lanes, step, m.granule, m.races, m.lds_stride)
         if lanes is None:
-            known[g.key] = (first.copy(), made)
+            known[g.key] = (first.tobytes(), made)
         return made
 
     def run(g: Group) -> None:
@@ -323,29 +329,33 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
         to = target(g)
         ticket = m.races.write(g, to, g.pc, DIRECT) if m.races is not None else None
         p = Pending(
-            frozenset(), _land_direct, data, 0, to.mask, 0, to.where, step, ticket, pc=g.pc, extra=_Landing(m),
+            frozenset(), _land_direct, data, 0, to.mask, 0, to.where, step, ticket, pc=g.pc, extra=_Landing(m, to),
         )  # fmt: skip
         late = m.late(g)
         if m.trace is not None:
             m.trace.memory(g, i, address, mask, size, direct=True)
         if late is False:
-            scatter(m, to.where, step, data, to.mask)
+            scatter(m, to, step, data)
             p.land, p.data = _retire_direct, None
         elif m.poison and late is None:
-            scatter(m, to.where, step, np.broadcast_to(POISON, data.shape), to.mask)
+            scatter(m, to, step, np.asarray(POISON))
         g.issue(g.vm, p, VM_MAX)
 
     return run
 
 
 class _Landing:
-    """What a direct load needs to land: the machine (whose LDS it writes)."""
+    """What a direct load needs to land: the machine (whose LDS it writes), and the place where it does."""
 
-    def __init__(self, m: Machine):
-        self.machine = m
+    def __init__(self, m: Machine, place: Place):
+        self.machine, self.place = m, place
 
-    def take(self, index) -> _Landing:
-        return self
+    def take(self, index: np.ndarray) -> _Landing:
+        """For some of the waves."""
+        return _Landing(self.machine, Place.parts([self.place], index))
+
+    def join(self, parts: list[_Landing]) -> _Landing:
+        return _Landing(self.machine, Place.parts([p.place for p in parts]))
 
 
 def _retire_direct(g: Group, p: Pending) -> None:
@@ -355,8 +365,8 @@ def _retire_direct(g: Group, p: Pending) -> None:
 
 
 def _land_direct(g: Group, p: Pending) -> None:
-    assert p.slot is not None and p.data is not None
-    scatter(p.extra.machine, p.slot, p.width, p.data, p.mask)
+    assert p.data is not None
+    scatter(p.extra.machine, p.extra.place, p.width, p.data)
     _retire_direct(g, p)
 
 

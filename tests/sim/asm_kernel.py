@@ -8,7 +8,8 @@ from flykernels.sim import run_on_sim
 
 
 def kernel(body: str, arguments: str = "p", waves: int = 1, lds: int = 0, scratch: int = 0, name: str = "k") -> str:
-    """Assembly text of a kernel. `arguments`: one letter each, p pointer, i 32-bit value; s[0:1] is the kernarg pointer,
+    """Assembly text of a kernel. `arguments`: one letter each, p pointer, i 32-bit value; s[0:1] is the kernarg
+    pointer,
     s2 the workgroup's number, v0 the work-item's."""
     args, offset = [], 0
     for letter in arguments:

@@ -1,5 +1,7 @@
-"""What gfx950 instructions do, a second time: plain Python on one lane's bits, written from the ISA text (CDNA3 instruction
-set reference, chapters VOP and SOP; LLVM's definitions for what gfx950 adds). Nothing here uses the simulator's code."""
+"""What gfx950 instructions do, a second time: plain Python on one lane's bits, written from the ISA text (CDNA3
+instruction
+set reference, chapters VOP and SOP; LLVM's definitions for what gfx950 adds). Nothing here uses the simulator's
+code."""
 
 from __future__ import annotations
 
@@ -287,7 +289,7 @@ VECTOR = [
     ("v_trunc_f32 {d}, {a}", lambda a: a if not math.isfinite(f32(a)) else bits32(
         math.copysign(float(math.trunc(f32(a))), f32(a))), True),
     ("v_floor_f32 {d}, {a}", lambda a: a if not math.isfinite(f32(a)) else bits32(
-        math.copysign(float(math.floor(f32(a))), f32(a) if f32(a) else f32(a))) if f32(a) != 0 else a, True),
+        math.copysign(float(math.floor(f32(a))), f32(a))), True),
     ("v_ldexp_f32 {d}, {a}, {b}", ldexp, True),
     ("v_max_f32 {d}, {a}, {a}", lambda a: QUIET if isnan(a) else a, True),
     # conversions

@@ -128,7 +128,8 @@ out:
 
 
 def test_staggered_waves_are_judged_by_their_own_barriers():
-    """With one wave a barrier behind, a wait must come one barrier earlier still: what is safe in step is then a race."""
+    """With one wave a barrier behind, a wait must come one barrier earlier still: what is safe in step is then a
+    race."""
     go = lambda **parts: run(STAGGERED.format(**parts), [words(1)], waves=2, lds=512)
     assert go(extra="s_nop 0", between="").ok
     result = go(extra="s_barrier", between="")

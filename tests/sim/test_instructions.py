@@ -116,7 +116,8 @@ def test_transcendental(name, f):
 
 
 def test_division():
-    """The five-step division (v_div_scale, v_rcp, v_fma, v_div_fmas, v_div_fixup) rounds right, at both ends of the range."""
+    """The five-step division (v_div_scale, v_rcp, v_fma, v_div_fmas, v_div_fixup) rounds right, at both ends of the
+    range."""
     lines = """
     v_div_scale_f32 v6, s[14:15], v3, v3, v2
     v_div_scale_f32 v7, vcc, v2, v3, v2
@@ -160,7 +161,8 @@ def test_wide_shift(name, f):
 def test_mad_u64_u32_and_carry():
     for part in (0, 1):
         (a, b, c), got = vector(
-            f"v_mov_b32 v8, v4\nv_mov_b32 v9, v3\nv_mad_u64_u32 v[6:7], s[14:15], v2, v3, v[8:9]\nv_mov_b32 v5, v{6 + part}"
+            "v_mov_b32 v8, v4\nv_mov_b32 v9, v3\nv_mad_u64_u32 v[6:7], s[14:15], v2, v3, v[8:9]\n"
+            f"v_mov_b32 v5, v{6 + part}"
         )
         rows = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
         np.testing.assert_array_equal(got, [(x * y + (y << 32 | z)) >> 32 * part & ref.M32 for x, y, z in rows])
@@ -275,7 +277,8 @@ def test_dpp_masks_and_inactive_lanes():
     got = lanes("v_mov_b32_dpp v5, v2 quad_perm:[0,1,2,3] row_mask:0x5 bank_mask:0x3")
     on = np.array([(i // 16 in (0, 2)) and (i % 16 // 4 in (0, 1)) for i in range(64)])
     np.testing.assert_array_equal(got, np.where(on, np.arange(64), 0xFFFFFFFF))
-    off = "s_mov_b64 exec, 0xf\nv_mov_b32_dpp v5, v2 row_shl:2 row_mask:0xf bank_mask:0xf bound_ctrl:1\ns_mov_b64 exec, -1"
+    shift = "v_mov_b32_dpp v5, v2 row_shl:2 row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    off = f"s_mov_b64 exec, 0xf\n{shift}\ns_mov_b64 exec, -1"
     got = lanes(off, lambda i: i + 1)
     np.testing.assert_array_equal(got[:6], [3, 4, 0, 0, 0xFFFFFFFF, 0xFFFFFFFF])
 
@@ -352,7 +355,8 @@ def test_packed_f32():
 
 
 def test_fp8_conversions():
-    """Every code of e4m3 and e5m2 comes back; values between are rounded to the nearer, ties to even; beyond: NaN or Inf."""
+    """Every code of e4m3 and e5m2 comes back; values between are rounded to the nearer, ties to even; beyond: NaN or
+    Inf."""
     from bench.simcases.floats import values
 
     for name, fmt in (("fp8", "e4m3"), ("bf8", "e5m2")):

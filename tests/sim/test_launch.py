@@ -224,7 +224,7 @@ def test_scratch_memory():
     )
     run(body, [x], scratch=16).raise_for_findings()
     np.testing.assert_array_equal(x, 2 * np.arange(64))
-    assert [f.kind for f in run(body, [x], scratch=8).findings][0] == "out-of-bounds"
+    assert run(body, [x], scratch=8).findings[0].kind == "out-of-bounds"
 
 
 @pytest.mark.parametrize(
@@ -257,3 +257,44 @@ def test_returning_and_float_atomics():
     run(body, [x]).raise_for_findings()
     assert x[0] == np.arange(64).sum()
     np.testing.assert_array_equal(np.sort(x[1:]), np.sort(np.cumsum(np.arange(64)) - np.arange(64)))
+
+
+def test_constants_in_the_code_object():
+    """s_getpc_b64 and a table behind the code, as compilers place constants."""
+    from triton._C.libtriton import amd
+    from triton.backends.amd.compiler import assemble_amdgcn
+
+    body = """
+    s_getpc_b64 s[6:7]
+    s_add_u32 s6, s6, table@rel32@lo+4
+    s_addc_u32 s7, s7, table@rel32@hi+12
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    s_load_dwordx2 s[8:9], s[6:7], 0x0
+    v_mov_b32 v1, 0
+    s_waitcnt lgkmcnt(0)
+    v_mov_b32 v2, s8
+    v_mov_b32 v3, s9
+    global_store_dwordx2 v1, v[2:3], s[4:5]
+    """
+    text = kernel(body).replace(
+        ".section .rodata", ".section .rodata\n.p2align 6\ntable:\n.long 1234\n.long 5678\n.p2align 6", 1
+    )
+    text = text.replace("k:\n", "\t.globl k\n\t.p2align 8\n\t.type k,@function\nk:\n", 1)
+    text = text.replace(".amdhsa_kernel k\n", ".amdhsa_kernel k\n\t\t.amdhsa_next_free_vgpr 8\n"
+                        "\t\t.amdhsa_next_free_sgpr 16\n\t\t.amdhsa_accum_offset 8\n")  # fmt: skip
+    text = text.replace(
+        "    .name: k\n", "    .name: k\n    .symbol: k.kd\n    .kernarg_segment_align: 8\n    .wavefront_size: 64\n"
+    ).replace(
+        "amdhsa.target: amdgcn-amd-amdhsa--gfx950\n",
+        "amdhsa.target: amdgcn-amd-amdhsa--gfx950\namdhsa.version: [1, 2]\n",
+    )
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as d:
+        o, so = Path(d) / "k.o", Path(d) / "k.hsaco"
+        o.write_bytes(assemble_amdgcn(text, "gfx950", ""))
+        amd.link_hsaco(str(o), str(so))
+        x = words(2)
+        run_on_sim(so, [x], block=(1,)).raise_for_findings()
+    np.testing.assert_array_equal(x, [1234, 5678])

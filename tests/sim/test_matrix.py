@@ -43,7 +43,8 @@ def execute(mfma: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, scale=None, 
 
 
 def place_d(d: np.ndarray, rows: int) -> np.ndarray:
-    """D's registers -> matrix: lane holds column lane % rows; register r of group g is row 4 g + r % 4 + 4 groups (r // 4)."""
+    """D's registers -> matrix: lane holds column lane % rows; register r of group g is row 4 g + r % 4 + 4 groups (r
+    // 4)."""
     groups, out = 64 // rows, np.zeros((rows, rows), d.dtype)
     for r in range(len(d)):
         for lane in range(64):
@@ -131,7 +132,8 @@ def k_of(fmt: str, rows: int, group: int, e: int) -> int:
                                         ("e4m3", "e2m1"), ("e2m1", "e5m2"), ("e3m2", "e4m3")])  # fmt: skip
 @pytest.mark.parametrize("byte", [0, 1, 2, 3])
 def test_scaled(rows, fa, fb, byte):
-    """Blocks of 32 along k, each with the scale of lane group k // 32, in the byte of the register that op_sel selects."""
+    """Blocks of 32 along k, each with the scale of lane group k // 32, in the byte of the register that op_sel
+    selects."""
     if byte and (fa, fb) not in (("e4m3", "e4m3"), ("e2m1", "e2m1")):
         byte = 3
     r, groups = np.random.default_rng(byte), 64 // rows

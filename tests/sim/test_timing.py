@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from bench.simcases import own_cases, triton_cases
 from flykernels.sim import banks
+from flykernels.sim.addresses import lds_cycles
+from flykernels.sim.asm import parse_instruction
 from flykernels.sim.cli import parse_argument, sim
 from flykernels.sim.report import occupancy, profile
 from flykernels.sim.timeline import draw, spans
@@ -180,3 +182,24 @@ def test_fixture(sim_run):
     assert (x == 1).all()
     with pytest.raises(AssertionError, match="out-of-bounds"):
         sim_run(kernel(POINTER + "v_mov_b32 v2, 1\nglobal_store_dword v1, v2, s[4:5] offset:4"), [x])
+
+
+CODE = """
+  v_lshlrev_b32_e32 v1, 4, v0
+  ds_read_b128 v[4:7], v1
+  v_lshlrev_b32_e32 v2, 8, v0
+  ds_write2_b32 v2, v4, v5 offset1:1
+  s_load_dword s4, s[0:1], 0x0
+  v_add_u32_e32 v3, s4, v1
+  ds_read_b128 v[8:11], v3
+  v_mov_b32_e32 v3, 0
+  ds_read_b32 v12, v3
+"""
+
+
+def test_lds_cycles_follow_from_the_code():
+    code = [parse_instruction(line.strip(), n) for n, line in enumerate(CODE.strip().splitlines())]
+    found = lds_cycles(code, [[k, 0, 0] for k in range(len(code))], wave=1)
+    # rows of 16 bytes: no conflicts; 256 bytes apart: all 32 lanes of both phases in one bank, twice; s4 is not known;
+    # one dword for all lanes is one cycle
+    assert found == {1: 4, 3: 128, 8: 1}
