@@ -15,11 +15,13 @@ class Device:
     target       name of the target in flykernels.targets (whose import needs a compiler, so it is a name here)
     description  JSON values that identify it in a tuning key: arch, product, CU count or threads
     bind         (code object, Spec) -> callable(a, b, [bias], [residual], out) on tensors of the device
+    packs_constants  its templates read a constant B that was packed ahead
     """
 
     target: str
     description: Callable[[], dict]
     bind: Callable[[Any, Any], Callable]
+    packs_constants: bool = False
 
     @property
     def name(self) -> str:
@@ -69,7 +71,7 @@ def _bind_hip(code: Any, spec: Any) -> Callable:
     return bind_hip.bind(code, spec)
 
 
-DEVICES = {"cpu": Device("x86", _describe_cpu, _bind_cpu), "hip": Device("gfx950", _describe_hip, _bind_hip)}
+DEVICES = {"cpu": Device("x86", _describe_cpu, _bind_cpu, True), "hip": Device("gfx950", _describe_hip, _bind_hip)}
 
 
 def kind_of(device: Any) -> str:

@@ -124,6 +124,7 @@ def from_nodes(
     if why:
         raise NotEligible(why)
     device = device_for(layout.device)
+    constant = constant if device.packs_constants else None
     names = {a.get_dtype(), b.get_dtype()}
     if len(names) > 1:
         raise NotEligible(f"operands of different dtypes: {sorted(map(str, names))}")

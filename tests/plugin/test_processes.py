@@ -48,7 +48,8 @@ print(json.dumps({{
 
 def run(program: str, folder: Path, **environment) -> dict:
     env = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "FLYKERNELS_CACHE_DIR": str(folder / "flykernels"), **environment,
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=600)
