@@ -9,7 +9,23 @@ import click
 from . import __version__
 
 
-@click.group()
+class Commands(click.Group):
+    """Those below, and `sim`, imported when asked for: it reads ELF files and draws, with packages of its own."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "sim"])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name != "sim":
+            return super().get_command(ctx, name)
+        try:
+            from flykernels.sim.cli import sim
+        except ImportError as e:
+            raise click.ClickException(f"the simulator needs more packages: pip install 'flykernels[sim]' ({e})") from e
+        return sim
+
+
+@click.group(cls=Commands)
 @click.version_option(__version__)
 def main() -> None:
     """Kernel templates for TorchInductor: what is chosen and why."""

@@ -130,3 +130,13 @@ def test_explain_on_the_command_line(tmp_path, word):
     assert done.returncode == 0 and "eligible" in done.stdout and "it would be measured" in done.stdout, done.stderr
     done = subprocess.run([*command, "--dtype", "float64"], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "not eligible" in done.stdout
+
+
+def test_the_command_line_has_the_simulator():
+    from click.testing import CliRunner
+
+    from inductor_plugin.cli import main
+
+    listed = CliRunner().invoke(main, ["--help"])
+    assert "explain" in listed.output and "sim" in listed.output
+    assert "--timeline" in CliRunner().invoke(main, ["sim", "--help"]).output
