@@ -248,16 +248,16 @@ def transpose(data: np.ndarray, bits: int) -> np.ndarray:
 def _issue(m: Machine, g: Group, where: int, sample: Callable, mask, ticket, registers, keep: int = 0) -> None:
     """Puts a read in flight. Its data are sampled now and arrive at its wait; in delay mode (see delay.py) they arrive
     now, or are sampled at the wait too."""
+    m.catch_up(g)
     extra = m.races.tickets if m.races is not None else None
     p = Pending(registers, land, None, where, mask, keep, ticket=ticket, pc=g.pc, extra=extra)
     late = m.late(g)
     if late:
 
-        def sample_and_land(g: Group, p: Pending) -> None:
+        def take() -> None:
             p.data = sample()
-            land(g, p)
 
-        p.land = sample_and_land
+        p.land = m.defer(g, take, land)
         g.issue(g.ds, p, LGKM_MAX)
         return
     p.data = data = sample()
@@ -348,17 +348,13 @@ def _store_track(m: Machine, g: Group, i: Instruction, p: Place, size: int) -> n
 
 def _issue_store(m: Machine, g: Group, put: Callable[[], None], ticket: np.ndarray | None) -> None:
     """Puts a store in flight: LDS changes now, or at the wait if delay mode delays this one."""
+    m.catch_up(g)
     p = Pending(
         frozenset(), retired, ticket=ticket, pc=g.pc, mask=np.ones((g.n, LANES), bool),
         extra=m.races.tickets if m.races is not None else None,
     )  # fmt: skip
     if m.late(g):
-
-        def put_and_retire(g: Group, p: Pending) -> None:
-            put()
-            retired(g, p)
-
-        p.land = put_and_retire
+        p.land = m.defer(g, put, retired)
     else:
         put()
     g.issue(g.ds, p, LGKM_MAX)
@@ -477,6 +473,7 @@ def _atomic(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
     site = Site(i, m, 4, offset, 4)
 
     def run(g: Group) -> None:
+        m.catch_up(g)
         p = site.place(g, read(g))
         at, mask = p.at, p.mask
         ticket = _read_track(m, g, p)

@@ -33,6 +33,7 @@ class Machine:
         self.trace: Any = None
         self.delayed: tuple[int, int] | None = None
         self.delay_mode = False
+        self.deferred: tuple[int, Callable[[], None]] | None = None  # (wave, effect) of a delayed LDS instruction
         self.operations: dict[int, int] = {}
         self.operation_log: dict[int, list[int]] | None = None
         self.wave_order: list[int] | None = None
@@ -53,7 +54,7 @@ class Machine:
         words = np.full(max(1, self.lds_stride * len(group_ids) // 4), 0x7FC1DEAD, np.uint32)
         self.lds = words.view(np.uint8)
         self._views = {1: self.lds, 2: words.view(np.uint16), 4: words}
-        self.operations = {}
+        self.operations, self.deferred = {}, None
         self.races = None
         if self.check and lds_bytes:
             waves = np.arange(len(group_ids) * waves_each).reshape(len(group_ids), waves_each)
@@ -73,6 +74,23 @@ class Machine:
         if self.operation_log is not None:
             self.operation_log.setdefault(wave, []).append(g.pc)
         return self.delayed == (wave, number)
+
+    def defer(self, g: Group, effect: Callable[[], None], land: Callable) -> Callable:
+        """In delay mode: what the delayed LDS instruction does to or reads from LDS, later; how it lands then."""
+        self.deferred = (int(g.waves[0]), effect)
+
+        def late(g: Group, p: Any) -> None:
+            self.catch_up(g)
+            land(g, p)
+
+        return late
+
+    def catch_up(self, g: Group) -> None:
+        """A wave's LDS instructions are served in order: a delayed one's turn comes before the wave's next one."""
+        if self.deferred is not None and self.deferred[0] == int(g.waves[0]):
+            effect = self.deferred[1]
+            self.deferred = None
+            effect()
 
     def order(self, waves: int) -> list[int]:
         """The order in which delay mode runs a workgroup's waves between barriers."""

@@ -144,20 +144,21 @@ class Program:
         """Bytes of the smallest LDS store: what the race checker keeps apart (16 if nothing is stored)."""
         return min(self.stores, default=16)
 
-    def _matrix_keys(self) -> list[range]:
-        """Registers of every matrix operand; matrix.py caches their values under the first."""
-        found = {}
+    def _matrix_keys(self) -> dict[int, set[int]]:
+        """{register: first registers of the matrix operands it is part of}: matrix.py caches values by the first."""
+        found: dict[int, set[int]] = {}
         for i in self.code.instructions:
             if not matrix.is_matrix(i.name):
                 continue
             for o, count in matrix.sources(i):
                 if o.kind == "v":
                     first = self.registers.index(o.index)
-                    found[first, count] = range(first, first + count)
-        return list(found.values())
+                    for register in range(first, first + count):
+                        found.setdefault(register, set()).add(first)
+        return found
 
     def _stale(self, written: frozenset[int]) -> tuple[int, ...]:
-        return tuple({r[0] for r in self.operand_keys if any(x in written for x in r)})
+        return tuple(set().union(*(self.operand_keys[x] for x in written if x in self.operand_keys)))
 
     def _bind(self, i: Instruction) -> Bound:
         read, written = touched(i, self.registers)

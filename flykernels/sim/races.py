@@ -18,6 +18,7 @@ import numpy as np
 
 NEVER = np.int32(2**30)
 NOTHING = np.zeros(1, bool)
+WINDOW = 4096  # tickets: more than waves of a batch have in flight
 DS, DIRECT = 0, 1  # through the LDS unit, or a direct load from memory
 PATH = ("ds", "direct load")
 
@@ -48,10 +49,11 @@ class Tickets:
         return np.arange(k, k + n, dtype=np.int32)
 
     def settled(self, barriers: int) -> int:
-        """All tickets before this one retired before so many barriers. Grows with time and with `barriers`."""
+        """All tickets before this one retired before so many barriers. Grows with time and with `barriers`; what it
+        says may be too small (it looks no further than WINDOW at once), never too large."""
         known = self._settled
         start = max((at for b, at in known.items() if b <= barriers), default=0)
-        late = self.stamp[start : self.count] >= barriers
+        late = self.stamp[start : min(self.count, start + WINDOW)] >= barriers
         found = int(late.argmax()) if len(late) else 0
         at = start + (found if len(late) and late[found] else len(late))
         if len(known) > 4:

@@ -87,3 +87,22 @@ def test_write_after_read_is_shown():
     result = run_on_sim(code, [words(64)])
     assert [f.kind for f in result.findings] == ["lds-race"] and "write after read" in result.findings[0].message
     assert run_delayed(code, [words(64)], findings=result.findings).corruptions
+
+
+def test_a_waves_own_lds_instructions_stay_in_order():
+    """A wave reads what it wrote, without a wait between: LDS serves a wave in order, so no delay can show."""
+    body = """
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    v_lshlrev_b32 v1, 2, v0
+    v_mov_b32 v3, 5
+    s_waitcnt lgkmcnt(0)
+    ds_write_b32 v1, v3
+    ds_read_b32 v2, v1
+    ds_write_b32 v1, v1
+    s_waitcnt lgkmcnt(0)
+    global_store_dword v1, v2, s[4:5]
+    """
+    code, y = kernel(body, "p", waves=1, lds=256), words(64)
+    assert run_on_sim(code, [y]).ok and (y == 5).all()
+    report = run_delayed(code, [words(64)], stop_at_first=False)
+    assert report.tried >= 3 and not report.corruptions

@@ -9,8 +9,8 @@ import pytest
 from bench.simcases import mutate, own_cases, triton_cases
 
 CASES = {
-    "HTI": (lambda: own_cases.hti(K=256), 6),
-    "triton matmul": (lambda: triton_cases.matmul("bf16", 200, 136, 256, (128, 128, 64), 4), 2),
+    "HTI": (lambda: own_cases.hti(K=256), 8),
+    "triton matmul": (lambda: triton_cases.matmul("bf16", 200, 136, 256, (128, 128, 64), 4), 7),
     "triton scan": (lambda: triton_cases.scan(3, 1000), 1),
 }
 
@@ -26,7 +26,7 @@ def test_mutants(name):
     for m in mutants[::step]:
         verdict = mutate.verdict(case, m)
         if verdict == "unnoticed":
-            assert mutate.harmless(case, m, limit=6), f"{m.kind}: {m.what}"
+            assert mutate.harmless(case, m, limit=4), f"{m.kind}: {m.what}"
             verdict = "harmless"
         tally[verdict] += 1
     caught = tally["found"] + tally["wrong"] + tally["refused"]
