@@ -31,7 +31,7 @@ RING_SUMS_MOST = 64  # in a ring, whose epilogue LLVM takes seconds over otherwi
 SPLIT_SUMS_MOST = 64  # where slices are added up: as many again are on their way from memory
 ADDRESS_REGISTERS = 24  # of a wave: thread offsets, LDS addresses, what the compiler keeps besides
 ACROSS_REGISTERS = 24  # of an operand that is read transposed: two addresses and two halves for every vector
-SCALARS_MOST, SCALARS_MOST_CUT = 96, 48  # of stages x loads: each has its LDS address in a scalar register; where the
+SCALARS_MOST, SCALARS_MOST_CUT = 96, 40  # of stages x loads: each has its LDS address in a scalar register; where the
 # last K tile is cut, or loads are narrow, more of the others are taken
 BARRIER_CYCLES = 40  # a wait and a barrier, each K tile
 PHASE_CYCLES, MOVE_CYCLES = 8, 140  # a barrier; from a phase's first LDS read to the barrier after its last has come
@@ -119,7 +119,9 @@ def registers(p: GemmProblem, cfg: Gfx950Config) -> int:
     if cfg.interleaved:
         steps = cfg.tile_k // atom.a.tile[1]
         operands = steps * (rows * per_lane(atom.a) + 2 * columns * per_lane(atom.b))
-        operands += 0 if (along_k(p, "a") and along_k(p, "b")) or cfg.schedule == "eight" else 2 * ACROSS_REGISTERS
+        plain = along_k(p, "a") and along_k(p, "b")
+        if plain == (cfg.schedule == "eight"):  # "four" with transposing reads; "eight" without: LLVM reads A ahead
+            operands += 2 * ACROSS_REGISTERS
     else:
         operands = steps * (rows * per_lane(atom.a) + columns * per_lane(atom.b))
     chunk = direct_bytes(p) or WIDEST_READ

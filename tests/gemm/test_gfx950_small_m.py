@@ -54,7 +54,7 @@ def test_the_sum_does_not_depend_on_who_comes_last():
 
 
 def test_partial_sums_are_written_back_before_they_are_counted():
-    """Dies have L2 caches of their own: written back (wbl2) before the counter, dropped (inv) before others' are read."""
+    """Dies have L2 caches of their own: written back (wbl2) before the counter, dropped (inv) before sums are read."""
     text = compiled(problem(), replace(SKINNY, split_k=4)).text
     order = [text.index(x) for x in ("buffer_wbl2 sc1", "s_barrier", "global_atomic_add", "buffer_inv sc1")]
     counted = text.index("global_atomic_add")
