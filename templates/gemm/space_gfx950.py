@@ -159,7 +159,7 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
             return f"{name}'s tile is less than one load of {chunk} bytes by {cfg.workgroup_size} threads"
     loads = (cfg.tile_m + cfg.tile_n) * cfg.tile_k * p.input_type.bytes // (chunk * cfg.workgroup_size)
     most = SCALARS_MOST_CUT if chunk < WIDEST_READ or p.k % cfg.tile_k else SCALARS_MOST
-    if direct_bytes(p) and not cfg.interleaved and cfg.stages * loads > most:
+    if direct_bytes(p) and cfg.stages * loads > most:
         return f"{cfg.stages} stages of {loads} loads: scalar registers hold {most} addresses"
     if cfg.lds_bytes(p) > limits.shared_bytes:
         return f"{cfg.lds_bytes(p)} bytes of LDS; a workgroup has {limits.shared_bytes}"
