@@ -13,19 +13,25 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import logging
-import os
 import sys
 
 TOKEN = "FLYKERNELS"
 __version__ = "0.1.0"
 log = logging.getLogger(__name__)
+_wanted: list[bool] = []  # enable() was called before Inductor was imported
 
 _HOOKED_MODULE = "torch._inductor.compile_fx"  # once this is imported, a compile is coming
 
 
 def enable() -> bool:
-    """Offer our kernels as candidates from now on, in this process. True if they are; False (and a log line) if this
-    torch lacks a name that the plugin needs. Calling it again changes nothing."""
+    """Offer our kernels as candidates from now on, in this process. Calling it again changes nothing.
+
+    False (and a log line) if this torch lacks a name that the plugin needs. Before Inductor has been imported, which is
+    slow, nothing is imported for this either: it takes effect with the first compile, and True is returned."""
+    if _HOOKED_MODULE not in sys.modules:
+        _wanted.append(True)
+        _wait_for_inductor()
+        return True
     from . import install
 
     return install.enable()
@@ -33,14 +39,11 @@ def enable() -> bool:
 
 def disable() -> None:
     """Offer nothing from now on. What has been compiled keeps running."""
-    from . import install
+    _wanted.clear()
+    if _HOOKED_MODULE in sys.modules:
+        from . import install
 
-    install.disable()
-
-
-def _named_in_environment() -> bool:
-    backends = os.environ.get("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS", "")
-    return TOKEN in (token.strip().upper() for token in backends.split(","))
+        install.disable()
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -60,12 +63,17 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             try:
                 from . import install
 
-                install.hook()
+                install.enable() if _wanted else install.hook()
             except Exception:
                 log.exception("the hooks could not be installed: candidates are not offered")
 
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec
+
+
+def _wait_for_inductor() -> None:
+    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
 
 
 def _autoload() -> None:
@@ -78,6 +86,6 @@ def _autoload() -> None:
 
             install.hook()
         else:
-            sys.meta_path.insert(0, _AfterImport())
+            _wait_for_inductor()
     except Exception:
         log.exception("autoload failed: candidates are not offered")

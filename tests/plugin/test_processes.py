@@ -140,3 +140,18 @@ def test_the_command_line_has_the_simulator():
     listed = CliRunner().invoke(main, ["--help"])
     assert "explain" in listed.output and "sim" in listed.output
     assert "--timeline" in CliRunner().invoke(main, ["sim", "--help"]).output
+
+
+def test_enable_before_inductor_is_imported_waits_for_it(tmp_path):
+    program = """
+import json, sys, torch, inductor_plugin
+ok = inductor_plugin.enable()
+early = "torch._inductor.compile_fx" in sys.modules
+import torch._inductor.compile_fx
+from torch._inductor import config
+named = config.max_autotune_gemm_backends
+inductor_plugin.disable()
+print(json.dumps([ok, early, named, config.max_autotune_gemm_backends]))
+"""
+    ok, early, named, after = run(program, tmp_path)
+    assert ok and not early and "FLYKERNELS" in named and "FLYKERNELS" not in after
