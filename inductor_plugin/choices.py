@@ -160,6 +160,7 @@ def label(choice: Any) -> str:
         return choice.spec.name
     if isinstance(choice, names.ExternKernelCaller):
         return f"aten {choice.name}"
+    choice = getattr(choice, "_wrapped", choice)  # C++ templates come wrapped
     kind = type(choice).__name__.removesuffix("Caller").removesuffix("Template").lower() or "other"
     name = re.sub(r"_\d+$", "", getattr(choice, "name", "")) or "?"
     return f"{kind} {name} {getattr(choice, 'description', '')}".strip()
