@@ -23,22 +23,8 @@ from pathlib import Path
 from .. import cpu
 from ..codeobject import CodeObject
 from .elf import ElfError, Image
+from .outside import DOOR, OUTSIDE_SYMBOL, POOL
 
-# What an object calls outside itself, in the order of its table: libgomp's functions, then those of Python's door.
-POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-DOOR = (
-    "PyLong_AsUnsignedLongLongMask",
-    "PyLong_FromLong",
-    "PyErr_Occurred",
-    "PyErr_BadArgument",
-    "PyErr_NoMemory",
-    "PyEval_SaveThread",
-    "PyEval_RestoreThread",
-    "omp_get_max_threads",
-    "aligned_alloc",
-    "free",
-)
-OUTSIDE_SYMBOL = "flykernels_outside"
 METH_FASTCALL = 0x0080  # CPython's Include/methodobject.h
 KINDS = {"pointer": ctypes.c_void_p, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
 C_LIBRARY = ("memcpy", "memset", "memmove")  # what LLVM may call of its own accord

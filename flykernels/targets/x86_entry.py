@@ -11,8 +11,8 @@ The number of workgroups is the product of the kernel's grid, worked out from th
 
 `python_NAME`, for Python: see x86_python.py.
 
-Nothing is linked. Addresses of what lies outside are written by the loader into one table, in the order of `OUTSIDE`,
-so that one thread pool (the one that torch uses) serves all.
+Nothing is linked. Addresses of what lies outside are written by the loader into one table, in the order of
+`launch.outside.OUTSIDE`, so that one thread pool (the one that torch uses) serves all.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from __future__ import annotations
 from ..dtypes import DType, i32, i64
 from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, minimum, mlir_type
+from ..launch.outside import OUTSIDE, OUTSIDE_SYMBOL
 from ..mlir import ir, llvm, scf
 from . import x86_python
 
-POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-OUTSIDE = (*POOL, *x86_python.FUNCTIONS)
-OUTSIDE_SYMBOL = "flykernels_outside"
 Byte = DType("i8", 8, False)
 Pointer = DType("!llvm.ptr", 64, False)
 

@@ -22,19 +22,6 @@ from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, minimum, mlir_type, select
 from ..mlir import ir, llvm, scf
 
-# Functions of CPython, libgomp and libc that are called.
-FUNCTIONS = (
-    "PyLong_AsUnsignedLongLongMask",  # takes any int and wraps around: no error to check for
-    "PyLong_FromLong",
-    "PyErr_Occurred",
-    "PyErr_BadArgument",
-    "PyErr_NoMemory",
-    "PyEval_SaveThread",
-    "PyEval_RestoreThread",
-    "omp_get_max_threads",
-    "aligned_alloc",
-    "free",
-)
 LINE = 64  # bytes
 
 
@@ -42,7 +29,7 @@ def emit(k, function: Callable, call: Callable, pointer, entry: str) -> None:
     """Write `python_NAME` for the kernel `k`, whose C entry is `entry`. Arguments must be pointers or integers.
 
     function(name, argument types, result type) -> its first block
-    call(which of FUNCTIONS, result type or None, operands) -> result"""
+    call(which of launch.outside.DOOR, result type or None, operands) -> result"""
     block = function(f"python_{k.name}", [pointer, pointer, mlir_type(i64)], pointer)
     with ir.InsertionPoint(block):
         self_, args, count = block.arguments
