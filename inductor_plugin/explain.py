@@ -154,6 +154,9 @@ def _us(microseconds: float | None) -> str:
 
 
 def _standing(question: Question, entry: Entry | None, console: Console) -> None:
+    if here(question.target) is None:
+        console.print(f"no {question.target} device here: its candidates can be compiled and simulated, not measured")
+        return
     if entry is None or not entry.winner:
         console.print(
             f"nothing known yet for this problem on this machine (mode {settings.mode()}): it would be measured"

@@ -75,6 +75,14 @@ def keep_loops(module):
     module.operation.walk(visit)
 
 
+def _run(k, passes: str) -> None:
+    """Passes over a kernel's module, in its context. TraceError with the user's line if one refuses."""
+    try:
+        PassManager.parse(passes).run(k.module.operation)
+    except ir.MLIRError as e:
+        raise located(e, k.name) from e
+
+
 def _body(k):
     """The block of the kernel's gpu.module."""
     return k.module.body.operations[0].regions[0].blocks[0]
@@ -151,19 +159,13 @@ class Gpu:
     def lower(self, k) -> None:
         """Structured control flow and arithmetic become LLVM's dialect, in place. TraceError if a pass refuses."""
         with k.context:
-            try:
-                PassManager.parse(LOWER).run(k.module.operation)
-            except ir.MLIRError as e:
-                raise located(e, k.name) from e
+            _run(k, LOWER)
             keep_loops(k.module)
 
     def assembly(self, k) -> str:
         """Assembly text of a lowered kernel; the module then holds that instead."""
         with k.context:
-            try:
-                PassManager.parse(TO_ASSEMBLY).run(k.module.operation)
-            except ir.MLIRError as e:
-                raise located(e, k.name) from e
+            _run(k, TO_ASSEMBLY)
             (binary,) = [op for op in k.module.body.operations if op.operation.name == "gpu.binary"]
             return gpu.ObjectAttr(ir.ArrayAttr(binary.attributes["objects"])[0]).object.decode().rstrip("\0")
 
