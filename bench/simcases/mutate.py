@@ -1,9 +1,9 @@
-"""One-change mutations of a kernel: what a slip in a schedule or an address looks like. The simulator must notice
-each."""
+"""One-change mutations of a kernel: what a slip in a schedule or an address looks like. The simulator must notice each."""
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,13 +22,14 @@ from .case import Case
 class Mutant:
     """A kernel with one instruction changed."""
 
-    kind: str  # "wait removed", "wait weakened", "barrier removed", "swizzle broken", "bound off by one"
+    kind: str  # one of ORDERING, "swizzle broken", "bound off by one"
     what: str
     loaded: Loaded
     at: int
     budget: int = 200_000  # instructions a wave: an endless loop is refused
 
 
+ORDERING = ("wait removed", "wait weakened", "barrier removed", "flush removed")
 NOP = Instruction("s_nop", (Operand("c", 0),), {}, "s_nop 0", 0)
 WIDTH = {"vmcnt": 63, "lgkmcnt": 15}
 
@@ -67,6 +68,9 @@ def mutants(loaded: Loaded, hits: np.ndarray, watch: Watch) -> Iterator[Mutant]:
         elif i.name == "s_barrier":
             bare = _with(loaded, at, replace(NOP, where=i.where))
             yield Mutant("barrier removed", f"{i.where}: {i.text}", bare, at, watch.budget)
+        elif i.name in ("buffer_wbl2", "buffer_inv"):
+            bare = _with(loaded, at, replace(NOP, where=i.where))
+            yield Mutant("flush removed", f"{i.where}: {i.text}", bare, at, watch.budget)
     for mutant in (*_swizzles(loaded, hits), *_bounds(loaded, watch.equal)):
         yield replace(mutant, budget=watch.budget)
 
@@ -172,25 +176,40 @@ def survey(case: Case) -> tuple[Loaded, np.ndarray, Watch]:
     return loaded, result.counters.hits, watch
 
 
-def harmless(case: Case, mutant: Mutant, limit: int = 16) -> bool:
-    """Whether a mutant is shown to change nothing: every result bit for bit that of the kernel as it is, with all loads
-    as late as the waits allow, and no operation of the first workgroup, delayed alone to its wait, changes one."""
-    as_is, changed = case.arguments(), case.arguments()
-    Simulation(load(case.text or case.binary, case.entry), as_is, case.grid, **case.options).run()
-    Simulation(mutant.loaded, changed, case.grid, **case.options).run()
-    for x, y in zip(as_is, changed, strict=True):
-        if isinstance(x, np.ndarray) and x.tobytes() != y.tobytes():
-            return False
-    options = {k: v for k, v in case.options.items() if k != "waivers"}
-    return not run_delayed(mutant.loaded, case.arguments(), case.grid, limit=limit, **options).corruptions
+@functools.lru_cache(maxsize=1)
+def as_it_is(case: Case) -> tuple[bytes, ...]:
+    """What the unchanged kernel leaves in its arrays, as run by `verdict`; kept for the case in hand."""
+    arguments = case.arguments()
+    Simulation(load(case.text or case.binary, case.entry), arguments, case.grid, **case.options).run()
+    return tuple(x.tobytes() for x in arguments if isinstance(x, np.ndarray))
 
 
-def verdict(case: Case, mutant: Mutant) -> str:
-    """How a mutant fares: "found" (by the checker), "wrong" (result), "refused" (an error), or "unnoticed"."""
+def verdict(case: Case, mutant: Mutant, limit: int = 16) -> str:
+    """How a mutant fares: "found" (by the checker), "wrong" (result), "refused" (an error); else "harmless" or
+    "missed".
+
+    Harmless is what is shown to change nothing: every result is bit for bit that of the kernel as it is, with all loads
+    as late as the waits allow and the checker silent. Where a wait, a barrier or a flush was changed, moreover no
+    operation of the first workgroup, delayed alone to its wait, changes a result (`limit` operations are tried).
+    """
+    arguments = case.arguments()
     try:
-        result, wrong = run(case, mutant.loaded, budget=mutant.budget)
-    except (SimulatorError, IndexError) as e:
-        return "refused" if isinstance(e, SimulatorError) else "wrong"
+        result = Simulation(
+            mutant.loaded, arguments, case.grid, **{**case.options, "budget": mutant.budget}
+        ).run()  # fmt: skip
+        wrong = case.wrong(arguments)
+    except SimulatorError:
+        return "refused"
+    except IndexError:
+        return "wrong"
     if not result.ok:
         return "found"
-    return "wrong" if wrong > 1 else "unnoticed"
+    if wrong > 1:
+        return "wrong"
+    if tuple(x.tobytes() for x in arguments if isinstance(x, np.ndarray)) != as_it_is(case):
+        return "missed"
+    if mutant.kind in ORDERING:
+        options = {k: v for k, v in case.options.items() if k != "waivers"}
+        if run_delayed(mutant.loaded, case.arguments(), case.grid, limit=limit, **options).corruptions:
+            return "missed"
+    return "harmless"

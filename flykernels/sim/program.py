@@ -144,6 +144,11 @@ class Program:
         """Bytes of the smallest LDS store: what the race checker keeps apart (16 if nothing is stored)."""
         return min(self.stores, default=16)
 
+    @property
+    def memory_granule(self) -> int:
+        """Bytes of the smallest store to memory, at most 4: what the checker of shared memory keeps apart."""
+        return min((s for s in map(vmem.store_size, self.code.instructions) if s), default=4)
+
     def _matrix_keys(self) -> dict[int, set[int]]:
         """{register: first registers of the matrix operands it is part of}: matrix.py caches values by the first."""
         found: dict[int, set[int]] = {}

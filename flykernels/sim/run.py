@@ -164,10 +164,13 @@ class Simulation:
         per_batch = max(1, WAVES_AT_ONCE // self.waves_each)
         if self.machine.trace is not None or self.machine.delay_mode:
             per_batch = 1
+        self.machine.share(self.program.memory_granule, ids, self.waves_each)
         start = time.process_time()
         with np.errstate(all="ignore"):
             try:
                 for k in range(0, len(ids), per_batch):
+                    if self.machine.sharing is not None:
+                        self.machine.sharing.first = k
                     self._batch(ids[k : k + per_batch])
             finally:
                 self.launch.copy_back()
@@ -198,6 +201,8 @@ class Simulation:
         barriers = np.zeros(n, np.int64)
         while groups:
             waiting = self._to_barrier(groups, barriers)
+            if self.machine.sharing is not None:
+                self.machine.sharing.barrier(waiting)
             for w in waiting:
                 w.pass_barrier()
             groups = self._merge(waiting)

@@ -159,8 +159,8 @@ BRANCHES: dict[str, Callable[[Group], np.ndarray] | None] = {
 # Nothing that a functional simulation sees: scheduling, priorities, cache control, traps that are off.
 NOTHING = {
     "s_nop", "s_setprio", "s_sleep", "s_inst_prefetch", "s_icache_inv", "s_dcache_inv", "s_dcache_wb", "s_ttracedata",
-    "s_incperflevel", "s_decperflevel", "s_sethalt", "s_clause", "buffer_wbl2", "buffer_inv", "buffer_wbinvl1",
-    "buffer_wbinvl1_vol", "v_nop", "s_setvskip",
+    "s_incperflevel", "s_decperflevel", "s_sethalt", "s_clause", "buffer_wbinvl1", "buffer_wbinvl1_vol",
+    "v_nop", "s_setvskip",
 }  # fmt: skip
 
 

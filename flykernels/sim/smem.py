@@ -53,6 +53,7 @@ def _load(i: Instruction, m: Machine) -> Callable[[Group], None]:
         mask = np.ones((g.n, 1), bool)
         if buffer:
             mask = (at + 4 * count <= g.S[descriptor + 2])[:, None]
+        m.touch(g, np.broadcast_to(address, g.n)[:, None], mask, 4 * count, write=False, track=False)
         data = m.memory.read(
             np.broadcast_to(address, g.n)[:, None], mask, 4 * count, lambda k, t, lanes: m.report(k, t, g, lanes)
         )

@@ -31,6 +31,8 @@ _ATOMIC = re.compile(r"^(buffer|global|flat)_atomic_(\w+)$")
 
 
 def bind(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None] | None:
+    if i.name in ("buffer_wbl2", "buffer_inv"):
+        return _cache(i, m)
     if match := _NAME.match(i.name):
         kind, action, direct, what = match.groups()
         if what not in SIZE:
@@ -42,6 +44,28 @@ def bind(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None] | Non
     if match := _ATOMIC.match(i.name):
         return _atomic(i, b, m, match[1], match[2])
     return None
+
+
+def store_size(i: Instruction) -> int:
+    """Bytes of an element that an instruction stores to memory, at most 4; 0 if it stores nothing there."""
+    match = _NAME.match(i.name)
+    if match and match[2] == "store" and match[1] != "scratch" and match[4] in SIZE:
+        return min(4, SIZE[match[4]])
+    return 4 if _ATOMIC.match(i.name) else 0
+
+
+def _cache(i: Instruction, m: Machine) -> Callable[[Group], None]:
+    """Write-back and invalidation of caches. The first is waited for with vmcnt; the second takes effect by order alone
+    (LLVM's memory model waits for neither, nor counts it)."""
+    device, back = bool(i.mods.get("sc1")), i.name == "buffer_wbl2"
+
+    def run(g: Group) -> None:
+        if m.sharing is not None and device:
+            (m.sharing.write_back if back else m.sharing.drop)(g)
+        if back:
+            _queue(g, m, Pending(frozenset(), None, pc=g.pc), "buffer")
+
+    return run
 
 
 # -- addresses: (group) -> (address [n, 64] int64, lanes that take part [n, 64]), for `size` bytes
@@ -178,17 +202,23 @@ def _aligned(m: Machine, g: Group, address: np.ndarray, mask: np.ndarray, size: 
             m.report("misaligned", f"address {int(address[wrong][0]):#x} is not a multiple of {step}", g, wrong)
 
 
-def _fetch(m: Machine, g: Group, place: Callable, kind: str, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(data [words, n, 64], addresses, lanes in range)."""
+def _fetch(
+    m: Machine, g: Group, place: Callable, kind: str, size: int, device: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(data [words, n, 64], addresses, lanes in range). device: at device scope."""
     address, mask = place(g, size)
     if kind == "scratch":
         return _scratch_read(m, g, address, mask, size), address, mask
     _aligned(m, g, address, mask, size)
     limits = place.limits(g, size, address) if hasattr(place, "limits") else None
     if limits is None:
+        m.touch(g, address, mask, size, write=False, device=device)
         data = m.memory.read(address, mask, size, _report(m, g))
     else:  # a buffer's end inside some lane's access: dword by dword
-        parts = [m.memory.read(address + 4 * k, mask & limits[k], 4, _report(m, g)) for k in range(size // 4)]
+        parts = []
+        for k in range(size // 4):
+            m.touch(g, address + 4 * k, mask & limits[k], 4, write=False, device=device)
+            parts.append(m.memory.read(address + 4 * k, mask & limits[k], 4, _report(m, g)))
         data = np.concatenate(parts)
     return data, address, mask
 
@@ -227,9 +257,10 @@ def _load(i: Instruction, b: Binder, m: Machine, kind: str, place: Callable, siz
         signed = False
     bits = 8 * size
     keep = (0xFFFF if high else 0xFFFF0000) if d16 else 0
+    device = bool(i.mods.get("sc1"))
 
     def run(g: Group) -> None:
-        data, address, mask = _fetch(m, g, place, kind, size)
+        data, address, mask = _fetch(m, g, place, kind, size, device)
         if signed:
             data = ((data ^ U32(1 << (bits - 1))) - U32(1 << (bits - 1))).astype(U32)
         if d16:
@@ -248,13 +279,15 @@ def _load(i: Instruction, b: Binder, m: Machine, kind: str, place: Callable, siz
                 target[...] = POISON
             else:
                 np.copyto(target, POISON, where=active)
-        _queue(g, p, kind)
+        _queue(g, m, p, kind)
 
     return run
 
 
-def _queue(g: Group, p: Pending, kind: str) -> None:
+def _queue(g: Group, m: Machine, p: Pending, kind: str) -> None:
     """vmcnt counts all vector memory; flat accesses count in lgkmcnt too, since they may be LDS ones."""
+    if m.sharing is not None:
+        m.sharing.issue(g)
     if kind == "flat":
         p.holds = 2
         g.issue(g.ds, p, 15)
@@ -265,7 +298,7 @@ def _store(i: Instruction, b: Binder, m: Machine, kind: str, place: Callable, si
     source = i.operands[0] if kind == "buffer" else i.operands[1]
     words = max(1, size // 4)
     values = [b.raw(source, k) for k in range(words)]
-    high = what.endswith("_hi")
+    high, device = what.endswith("_hi"), bool(i.mods.get("sc1"))
 
     def run(g: Group) -> None:
         data = np.stack([spread(v(g), g.n) for v in values])
@@ -282,14 +315,16 @@ def _store(i: Instruction, b: Binder, m: Machine, kind: str, place: Callable, si
             _aligned(m, g, address, mask, size)
             limits = place.limits(g, size, address) if hasattr(place, "limits") else None
             if limits is None:
+                m.touch(g, address, mask, size, write=True, device=device)
                 m.memory.write(address, mask, size, data, _report(m, g))
             else:
                 for k in range(words):
+                    m.touch(g, address + 4 * k, mask & limits[k], 4, write=True, device=device)
                     m.memory.write(address + 4 * k, mask & limits[k], 4, data[k : k + 1], _report(m, g))
         if m.trace is not None:
             m.trace.memory(g, i, address, mask, size)
         m.late(g)
-        _queue(g, Pending(frozenset(), None, pc=g.pc), kind)
+        _queue(g, m, Pending(frozenset(), None, pc=g.pc), kind)
 
     return run
 
@@ -301,7 +336,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
         raise bad(i, "this size of a direct load")
     step = max(4, size)
     immediate = i.mods.get("offset", 0)
-    kind = i.name.split("_")[0]
+    kind, device = i.name.split("_")[0], bool(i.mods.get("sc1"))
     lane_bytes = LANE * step
 
     known: dict[bytes, tuple[bytes, Place]] = {}
@@ -325,7 +360,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
         return made
 
     def run(g: Group) -> None:
-        data, address, mask = _fetch(m, g, place, kind, size)
+        data, address, mask = _fetch(m, g, place, kind, size, device)
         to = target(g)
         ticket = m.races.write(g, to, g.pc, DIRECT) if m.races is not None else None
         p = Pending(
@@ -339,7 +374,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
             p.land, p.data = _retire_direct, None
         elif m.poison and late is None:
             scatter(m, to, step, np.asarray(POISON))
-        g.issue(g.vm, p, VM_MAX)
+        _queue(g, m, p, kind)
 
     return run
 
@@ -446,6 +481,7 @@ def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Call
     def run(g: Group) -> None:
         at, mask = place(g, size)
         _aligned(m, g, at, mask, size)
+        m.touch(g, at, mask, size, write=True, device=True, atomic=True, returns=returns)
         x = [np.broadcast_to(v(g), (g.n, LANES)) for v in values]
         out = np.zeros((words, g.n, LANES), U32)
         report = _report(m, g)
@@ -470,6 +506,6 @@ def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Call
         if m.late(g) is False and returns:
             land(g, p)
             p = Pending(frozenset(), None, pc=g.pc)
-        _queue(g, p, kind)
+        _queue(g, m, p, kind)
 
     return run
