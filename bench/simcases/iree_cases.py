@@ -46,7 +46,7 @@ def compile(text: str) -> tuple[str, bytes]:
         return asm.read_text(), binary.read_bytes()
 
 
-# The number of workgroups is IREE's choice (it keeps it with the host's code, which is not used here): one for what fits
+# The number of workgroups is IREE's choice (kept with the host's code, which is not used here): one for what fits
 # one, else one a tile. A wrong guess shows: too few leave poison, too many are reported as racing with each other.
 def _case(name: str, mlir: str, workgroups: int, arguments: Callable[[], list], wrong: Callable) -> Case:
     text, binary = compile(mlir)

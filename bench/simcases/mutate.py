@@ -1,4 +1,4 @@
-"""One-change mutations of a kernel: what a slip in a schedule or an address looks like. The simulator must notice each."""
+"""One-change mutations of a kernel: what a slip in a schedule or an address looks like. Each must be noticed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ KINDS = {
     "uninitialised-memory": "error",
     "uninitialised-register": "warning",
     "bounds-ambiguous": "warning",  # the scalar offset decides whether a buffer access is in range
-    "denormal-flush": "note",
+    "denormal-flush": "note",  # the kernel asks for it
 }
 
 

@@ -32,6 +32,7 @@ class Machine:
         self.instructions, self.memory, self.collector = instructions, memory, collector
         self.register_name = register_name
         self.check, self.poison = True, True
+        self.mode = 0x3F0  # the MODE register that waves start with
         self.trace: Any = None
         self.delayed: tuple[int, int] | None = None
         self.delay_mode = False

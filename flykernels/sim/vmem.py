@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .asm import M0, Instruction
+from .atomic_ops import of_memory
 from .lds import land, scatter
 from .machine import Machine
 from .operands import Binder, bad, scalar
@@ -406,62 +407,12 @@ def _land_direct(g: Group, p: Pending) -> None:
 
 
 # -- atomics
-def _float(f: Callable) -> Callable:
-    def apply(old: int, x: int, size: int) -> int:
-        t, u = (np.float32, U32) if size == 4 else (np.float64, np.uint64)
-        a, c = np.array([old, x], u).view(t)
-        return int(np.array([f(a, c)], t).view(u)[0])
-
-    return apply
-
-
-def _packed(kind: str) -> Callable:
-    from .convert import half_bits, halves_bf16, halves_f16, pack_bf16
-
-    def apply(old: int, x: int, size: int) -> int:
-        unpack = halves_f16 if kind == "f16" else halves_bf16
-        (a0, a1), (b0, b1) = unpack(np.array([old], U32)), unpack(np.array([x], U32))
-        if kind == "bf16":
-            return int(pack_bf16(a0 + b0, a1 + b1)[0])
-        return int((half_bits(a0 + b0) | half_bits(a1 + b1) << U32(16))[0])
-
-    return apply
-
-
-def _signed(x: int, size: int) -> int:
-    bits = 8 * size
-    return x - (1 << bits) if x >> (bits - 1) else x
-
-
-ATOMICS: dict[str, Callable[[int, int, int], int]] = {
-    "swap": lambda old, x, n: x,
-    "add": lambda old, x, n: old + x,
-    "sub": lambda old, x, n: old - x,
-    "and": lambda old, x, n: old & x,
-    "or": lambda old, x, n: old | x,
-    "xor": lambda old, x, n: old ^ x,
-    "umin": lambda old, x, n: min(old, x),
-    "umax": lambda old, x, n: max(old, x),
-    "smin": lambda old, x, n: min(_signed(old, n), _signed(x, n)),
-    "smax": lambda old, x, n: max(_signed(old, n), _signed(x, n)),
-    "inc": lambda old, x, n: 0 if old >= x else old + 1,
-    "dec": lambda old, x, n: x if old == 0 or old > x else old - 1,
-    "add_f32": _float(lambda a, c: a + c),
-    "add_f64": _float(lambda a, c: a + c),
-    "min_f64": _float(np.fmin),
-    "max_f64": _float(np.fmax),
-    "pk_add_f16": _packed("f16"),
-    "pk_add_bf16": _packed("bf16"),
-}
-
-
 def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Callable[[Group], None] | None:
     """One lane after another; sc0 (glc) returns the old value."""
-    size = 8 if what.endswith("_x2") or what.endswith("f64") else 4
-    name = what.removesuffix("_x2")
-    compare = name == "cmpswap"
-    if not compare and name not in ATOMICS:
+    op = of_memory(what)
+    if op is None:
         return None
+    size = op.size
     returns = bool(i.mods.get("sc0") or i.mods.get("glc"))
     operands = list(i.operands)
     if kind == "buffer":
@@ -472,7 +423,7 @@ def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Call
         address, value, *more = operands[1:] if returns else operands
         place = _flat(i, b, [address, *more])
     words = size // 4
-    values = [b.raw(value, k) for k in range(words * (2 if compare else 1))]
+    values = [b.raw(value, k) for k in range(words * op.data)]
     where = b.registers.index(destination.index) if returns else 0
     registers = frozenset(range(where, where + words)) if returns else frozenset()
     top = (1 << 8 * size) - 1
@@ -490,11 +441,8 @@ def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Call
             one[w, lane] = True
             old_words = m.memory.read(at, one, size, report)
             old = join(old_words, w, lane)
-            if compare:
-                swap, expected = join(x[:words], w, lane), join(x[words:], w, lane)
-                new = swap if old == expected else old
-            else:
-                new = ATOMICS[name](old, join(x, w, lane), size) & top
+            given = tuple(join(x[k : k + words], w, lane) for k in range(0, len(x), words))
+            new = op.apply(old, given, 8 * size) & top
             data = np.zeros((words, g.n, LANES), U32)
             for k in range(words):
                 data[k, w, lane] = new >> 32 * k & 0xFFFFFFFF

@@ -31,8 +31,8 @@ def test_neighbouring_bytes_of_workgroups_are_no_race():
     assert run(body, [words(32)], grid=(2,)).findings == []
 
 
-# Each workgroup leaves a value in its slot and counts itself; the last one adds the slots up, as in a GEMM with split K.
-# {release} and {acquire} are what has to stand there.
+# Each workgroup leaves a value in its slot and counts itself; the last one adds the slots up, as in a GEMM with split
+# K. {release} and {acquire} are what has to stand there.
 LAST = (
     POINTER
     + ALONE
