@@ -8,7 +8,7 @@ rescaling; here it is the rule under which a division comes out right at both en
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -154,8 +154,8 @@ class Wide(NamedTuple):
     exponent a numerator is small, and from which difference a quotient is zero."""
 
     kind: str
-    dtype: type
-    raw: type
+    dtype: Any
+    raw: Any
     mantissa: int
     top: int
     normal: float

@@ -75,7 +75,7 @@ class Shadow:
     """
 
     def __init__(self, a: Allocation, granule: int) -> None:
-        self.log: list[tuple[np.ndarray, ...]] | None = []
+        self.log: list[tuple[np.ndarray, np.ndarray, np.ndarray, int, np.ndarray]] | None = []
         self.logged = 0
         self.count = -(-(a.size + PAD) // (16 * granule)) * 16
         self.writer = np.zeros(self.count, np.int32)

@@ -76,7 +76,7 @@ def with_output_modifiers(i: Instruction, kind: str, f: Callable) -> Callable:
             sign = 1 if "add" in i.name else -1
             return lambda a, b: np.clip(a.astype(np.int64) + sign * b.astype(np.int64), 0, top).astype(a.dtype)
         if i.name in ("v_add_i32", "v_sub_i32", "v_add_i16", "v_sub_i16"):
-            limits = np.iinfo({"i32": np.int32, "i16": np.int16}[kind])
+            limits = np.iinfo(np.int32 if kind == "i32" else np.int16)
             sign = 1 if "add" in i.name else -1
             return lambda a, b: np.clip(
                 a.astype(np.int64) + sign * b.astype(np.int64), limits.min, limits.max
