@@ -148,11 +148,13 @@ class Sharing:
             flushed = [self.flushed[w] for w in waves_of if w in self.flushed]
             if flushed:
                 together = np.maximum.reduce(flushed)
-                self.flushed.update(dict.fromkeys(waves_of, together))
+                for w in waves_of:
+                    self.flushed[w] = together
             for clocks in (self.heard, self.seen):
                 if any(w in clocks for w in waves_of):
                     all_of = merged(*(clocks.get(w) for w in waves_of))
-                    clocks.update(dict.fromkeys(waves_of, all_of))
+                    for w in waves_of:
+                        clocks[w] = all_of
 
     # -- caches
     def write_back(self, g: Group) -> None:
