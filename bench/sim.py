@@ -1,8 +1,9 @@
 """What the gfx950 simulator must reach: foreign kernels right with no false alarm, mutations noticed, timing in its
 band, throughput. `python -m bench sim`; `--only` runs some parts, `--sample N` takes every Nth mutation.
 
-All mutations take a quarter of an hour and more. With `--json FILE` what is done is kept in FILE.journal, and the same
-command goes on from there; `--minutes M` stops after that time (exit code 3) to be continued.
+All mutations take a quarter of an hour and more. With `--json FILE` what is done is kept beside it in a .journal: the same
+command goes on from there, parts that were run before (`--only`) are taken over, and the journal goes when all are done.
+`--minutes M` stops after that time (exit code 3).
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import statistics
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .common import Report, parser
+from .common import Bar, Report, parser
 from .simcases.case import Case
 from .simcases.journal import Journal, OutOfTime, Steps, digest
 
@@ -249,24 +250,41 @@ def main(argv: list[str]) -> int:
         chosen.json and chosen.json.with_suffix(".journal"), digest(code_under_test()),
         chosen.minutes and 60 * chosen.minutes,
     )  # fmt: skip
+    work = {
+        "acceptance": acceptance,
+        "mutations": lambda part: mutations(part, journal, chosen.sample),
+        "timing": timing,
+        "throughput": throughput,
+    }
+    own = digest([Path(__file__), *(Path(__file__).parent / "simcases").glob("*.py")])
     try:
-        if "mutations" in parts:
-            mutations(report, journal, chosen.sample)
-        if "acceptance" in parts:
-            acceptance(report)
-        if "timing" in parts:
-            timing(report)
-        if "throughput" in parts:
-            throughput(report)
+        for name in PARTS:
+            if name in parts:
+                kept(f"part {name} {chosen.sample} {own}", work[name], report, journal)
     except OutOfTime:
         print(f"sim: stopped after {chosen.minutes:g} minutes with {len(journal.steps)} steps done; run it again")
         return 3
     except BaseException:
         journal.save()
         raise
+    journal.save()
     status = report.close(chosen.json)
-    journal.close()
+    if set(parts) == set(PARTS):
+        journal.close()
     return status
+
+
+def kept(step: str, run: Callable[[Report], None], report: Report, journal: Journal) -> None:
+    """Adds a part to the report: as it was in an earlier run with this journal, or run now."""
+    found = journal.get(step)
+    if found is None:
+        part = Report(report.name, report.label)
+        run(part)
+        found = {"rows": part.rows, "bars": [vars(b) for b in part.bars], "notes": part.notes}
+        journal.done(step, found)
+    report.rows += found["rows"]
+    report.bars += [Bar(**b) for b in found["bars"]]
+    report.notes += found["notes"]
 
 
 def code_under_test() -> list[Path]:
