@@ -1,9 +1,9 @@
 """What the gfx950 simulator must reach: foreign kernels right with no false alarm, mutations noticed, timing in its
 band, throughput. `python -m bench sim`; `--only` runs some parts, `--sample N` takes every Nth mutation.
 
-All mutations take a quarter of an hour and more. With `--json FILE` what is done is kept beside it in a .journal: the same
-command goes on from there, parts that were run before (`--only`) are taken over, and the journal goes when all are done.
-`--minutes M` stops after that time (exit code 3).
+All mutations take a quarter of an hour and more. With `--json FILE` what is done is kept beside it in a .journal: the
+same command goes on from there, parts that were run before (`--only`) are taken over, and the journal goes when all are
+done. `--minutes M` stops after that time (exit code 3).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Journal:
         if self.file is None:
             return
         new = self.file.with_suffix(".new")
-        new.write_text(json.dumps({"code": self.code, "steps": self.steps}))
+        new.write_text(json.dumps({"code": self.code, "steps": self.steps}, default=lambda value: value.item()))
         os.replace(new, self.file)
         self.saved = time.monotonic()
 
