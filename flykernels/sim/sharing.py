@@ -200,7 +200,11 @@ class Sharing:
             if write:
                 mine = self._clock(w, int(turns[row]) - 1 - len(g.vm))
                 for p in places:
-                    self.points[p] = merged(self.points.get(p), mine) if update else mine
+                    point = self.points.setdefault(p, {}) if update else {}
+                    for workgroup, counts in mine.items():
+                        old = point.get(workgroup)
+                        point[workgroup] = counts if old is None else np.maximum(old, counts)
+                    self.points[p] = point
 
     # -- accesses
     def access(
