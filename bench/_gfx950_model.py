@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from flykernels.sim.gemm_grid import fill_rate, lines
+from flykernels.sim.gemm_grid import fill_rate
 from flykernels.sim.report import profile, run_together
 from flykernels.sim.timing import Machine950
 from flykernels.targets import gfx950
@@ -24,6 +24,7 @@ from templates.gemm.order import tile_of
 from templates.gemm.problem import GemmProblem
 
 DEPTHS = (8, 16)  # K tiles of the two recordings
+LINE = 128
 TRITON = (  # (BM, BN, BK, warps, stages): what Inductor's and published Triton lists for this family hold
     (16, 32, 256, 4, 2), (16, 64, 128, 4, 2), (16, 128, 128, 4, 2), (16, 64, 256, 4, 2), (32, 32, 128, 4, 2),
     (32, 64, 128, 4, 2), (32, 128, 64, 4, 2), (64, 32, 128, 4, 2), (64, 64, 64, 4, 2), (64, 64, 128, 4, 2),
@@ -76,7 +77,7 @@ def shared_rate(r: Recorded, shape, first: int, count: int, c: Machine950) -> tu
     """fill_rate while workgroups first .. first+count-1 run."""
     rows, columns = (-(-n // t) for n, t in zip(shape[:2], r.tile))
     tiles = [r.order(i, r.split, rows, columns) for i in range(first, first + count)]
-    depth = lines(r.tile[2] * 2)
+    depth = -(-r.tile[2] * 2 // LINE) * LINE
     return fill_rate(tiles, first, min(r.tile[0], shape[0]) * depth, min(r.tile[1], shape[1]) * depth, c)
 
 
