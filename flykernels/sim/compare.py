@@ -173,7 +173,7 @@ def _exponent(x: np.ndarray, t: Wide = SINGLE) -> np.ndarray:
     return (np.ascontiguousarray(x).view(t.raw) >> t.raw(t.mantissa) & t.raw(t.top)).astype(np.int64)
 
 
-def _div_scale(t: Wide):
+def _scale_for(t: Wide):
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
         write, carry = b.writer(i.operands[0], t.kind), mask_writer(i.operands[1])
         readers = [b.typed(o, t.kind) for o in i.operands[2:5]]
@@ -200,7 +200,7 @@ def _div_scale(t: Wide):
     return make
 
 
-def _div_fmas(t: Wide):
+def _fmas_for(t: Wide):
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
         write, vcc = b.writer(i.operands[0], t.kind), mask_reader(VCC_OPERAND)
         readers = [b.typed(o, t.kind) for o in i.operands[1:4]]
@@ -220,7 +220,7 @@ def _div_fmas(t: Wide):
     return make
 
 
-def _div_fixup(t: Wide):
+def _fixup_for(t: Wide):
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
         write = b.writer(i.operands[0], t.kind)
         readers = [b.typed(o, t.kind) for o in i.operands[1:4]]
@@ -242,6 +242,9 @@ def _div_fixup(t: Wide):
         return run
 
     return make
+
+
+_div_scale, _div_fmas, _div_fixup = (f(SINGLE) for f in (_scale_for, _fmas_for, _fixup_for))
 
 
 def _bitop3(kind: str):
@@ -302,15 +305,15 @@ OTHERS: dict[str, Callable] = {
     "v_subbrev_co_u32": _carry(-1, True, True),
     "v_mad_u64_u32": _mad_wide(False),
     "v_mad_i64_i32": _mad_wide(True),
-    "v_div_scale_f32": _div_scale(SINGLE),
-    "v_div_scale_f64": _div_scale(DOUBLE),
-    "v_div_fmas_f32": _div_fmas(SINGLE),
-    "v_div_fmas_f64": _div_fmas(DOUBLE),
-    "v_div_fixup_f32": _div_fixup(SINGLE),
-    "v_div_fixup_f64": _div_fixup(DOUBLE),
+    "v_div_scale_f32": _div_scale,
+    "v_div_fmas_f32": _div_fmas,
+    "v_div_fixup_f32": _div_fixup,
     "v_bitop3_b16": _bitop3("u16"),
     "v_bitop3_b32": _bitop3("u32"),
     "v_swap_b32": _swap,
     "v_mbcnt_lo_u32_b32": _mbcnt(False),
     "v_mbcnt_hi_u32_b32": _mbcnt(True),
+    "v_div_scale_f64": _scale_for(DOUBLE),
+    "v_div_fmas_f64": _fmas_for(DOUBLE),
+    "v_div_fixup_f64": _fixup_for(DOUBLE),
 }

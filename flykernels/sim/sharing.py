@@ -198,7 +198,8 @@ class Sharing:
                 if found:
                     self.asking.setdefault(w, []).append((int(turns[row]), merged(*found)))
             if write:
-                mine = self._clock(w, int(turns[row]) - 1 - len(g.vm))
+                # the operation itself is part of what it brings, unless older ones are still in flight
+                mine = self._clock(w, int(turns[row]) - (len(g.vm) + 1 if g.vm else 0))
                 for p in places:
                     point = self.points.setdefault(p, {}) if update else {}
                     for workgroup, counts in mine.items():

@@ -148,6 +148,31 @@ def test_atomics_race_with_plain_accesses_only():
     assert run(look.format(" sc1"), [words(64)], grid=(3,)).findings == []
 
 
+def test_a_flag_may_be_reset_by_who_saw_it():
+    """Workgroup 0 raises a flag with sc1; workgroup 1 sees it with sc1 and takes it down with a plain store."""
+    body = (
+        POINTER
+        + ALONE
+        + """
+    v_mov_b32 v1, 0
+    v_mov_b32 v2, 1
+    v_mov_b32 v3, 0
+    s_cmp_lg_u32 s2, 0
+    s_cbranch_scc1 second
+    global_store_dword v1, v2, s[4:5] sc1
+    s_branch out
+    second:
+    global_load_dword v4, v1, s[4:5] sc1
+    s_waitcnt vmcnt(0)
+    global_store_dword v1, v3, s[4:5]
+    out:
+    """
+    )
+    assert run(body, [words(64)], grid=(2,)).findings == []
+    blind = body.replace("global_load_dword v4, v1, s[4:5] sc1", "s_nop 0")
+    race(run(blind, [words(64)], grid=(2,)), "overwrites")
+
+
 def test_scalar_loads_are_looked_at():
     body = POINTER + "s_cmp_lg_u32 s2, 0\ns_cbranch_scc1 on\nglobal_store_dword v1, v0, s[4:5]\non:\n"
     body += "s_cmp_eq_u32 s2, 0\ns_cbranch_scc1 out\ns_load_dword s8, s[4:5], 0x0\ns_waitcnt lgkmcnt(0)\nout:"
