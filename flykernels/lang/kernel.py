@@ -100,6 +100,19 @@ class Kernel:
         """Index of the wave (warp) in the workgroup; uniform, so it lives in a scalar register."""
         return self.once("subgroup", lambda: self.target.subgroup(self))
 
+    def afresh(self):
+        """From here on what depends on the thread's index is computed anew, and does not live through what came before.
+
+        An epilogue addresses memory by the same digits of the index as the prologue; without this LLVM keeps them in
+        registers all through a main loop that needs each. Not inside `loop` or `when`; nothing changes on a CPU."""
+        if "thread" not in self._known or not isinstance(self._known["thread"], Value):
+            return
+        kept = {"subgroup", "direct to LDS"}  # in a scalar register; none at all
+        thread = self.target.opaque(self, self._known["thread"])
+        self._known = {key: v for key, v in self._known.items() if key in kept} | {"thread": thread}
+        self._at_top[id(thread.ssa)] = thread
+        self.open_top()
+
     # -- control
     def loop(self, lo, hi, step=1, carry=()):
         """Decorator: run the body for lo, lo+step, ... < hi. `carry`: a Value, Fragment, or nest of tuples of them."""
