@@ -20,7 +20,7 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.plan import Plan
 
-from .gfx950_config import Gfx950Config
+from .gfx950_config import Gfx950Config, along_k
 from .gfx950_operands import operand_ring
 from .problem import GemmProblem
 
@@ -34,16 +34,16 @@ class Phase(NamedTuple):
     quadrants: tuple[tuple[int, int], ...]
 
 
-# Two barriers a phase. "four" has the fewest barriers that two stages allow: with f phases a tile and h phases to hide a
-# load, 2 f >= 2 + h. "eight" interleaves finer. Published ports read A0 and B0 in one phase and nothing in the last,
-# whose burst of multiplying is shorter than the first phase's reads; here the last phase reads the next tile's A0, into
-# registers that its own A0 has left, so that every phase's reads are shorter than a burst.
+# Two barriers a phase. "four" has the fewest barriers that two stages allow: with f phases a tile and h phases to hide
+# a load, 2 f >= 2 + h. "eight" interleaves finer. Published ports read A0 and B0 in one phase and nothing in the last;
+# those reads take longer than a burst of multiplying. Here the last phase reads the next tile's B0, into registers that
+# B1 has left, so that every phase's reads are shorter than a burst.
 SCHEDULES = {
     "eight": (
-        Phase((("B0", 0),), (("A0", 2),), ((0, 0),)),
-        Phase((("B1", 0),), (("B0", 2),), ((0, 1),)),
+        Phase((("A0", 0),), (("B0", 2),), ((0, 0),)),
+        Phase((("B1", 0),), (("A0", 2),), ((0, 1),)),
         Phase((("A1", 0),), (("B1", 2),), ((1, 1),)),
-        Phase((("A0", 1),), (("A1", 2),), ((1, 0),)),
+        Phase((("B0", 1),), (("A1", 2),), ((1, 0),)),
     ),
     "four": (
         Phase((("B0", 0), ("B1", 0), ("A0", 0)), (("A1", 1),), ((0, 0), (0, 1))),
@@ -123,8 +123,17 @@ def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma
             return tuple(now.values()), tuple(tuple(x) for x in held.values())
 
         acc, held = dict(zip(QUADRANTS, result[0])), dict(zip(early, result[1]))
-    for t in range(whole, tiles):
-        acc, held = tile(t, t, acc, held)
+
+    def rest(now):
+        now, last = dict(zip(QUADRANTS, now)), held
+        for t in range(whole, tiles):
+            now, last = tile(t, t, now, last)
+        return tuple(now.values())
+
+    # Straight after a loop LLVM moves sums from register to register until they no longer fit; but where operands are
+    # read transposed, it is within a loop that their many addresses do not.
+    plain = along_k(p, "a") and along_k(p, "b")
+    acc = dict(zip(QUADRANTS, (k.in_place(tuple(acc.values()))(rest) if plain else rest(acc.values()))))
 
     @k.when(k.subgroup < late)
     def _():
@@ -139,10 +148,11 @@ def multiplied(k: Kernel, mma: TiledMma, held: dict[str, list[Fragment]], acc: d
     @k.urgent
     def product():
         out = dict(acc)
-        for (m, n), sums in acc.items():
-            for x, y in zip(held[f"A{m}"], held[f"B{n}"]):
-                sums = mma(x, y, sums)
-            out[m, n] = sums
+        for step in range(len(next(iter(held.values())))):
+            if step:
+                k.target.pin()  # one step's sums are done before the next one's begin: no register holds a copy
+            for m, n in acc:
+                out[m, n] = mma(held[f"A{m}"][step], held[f"B{n}"][step], out[m, n])
         return out
 
     return product
