@@ -53,13 +53,14 @@ SCHEDULES = {
 QUADRANTS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
-def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a: View, b: View):
+def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a: View, b: View, last=None):
     """({(row half, column half): the quadrant's sums}, the rings, whose LDS is free).
 
-    a, b: the workgroup's (rows, K) of A and (columns, K) of B; either may end anywhere. mma: one quadrant's."""
+    a, b: the workgroup's (rows, K) of A and (columns, K) of B; either may end anywhere. mma: one quadrant's.
+    last: of the rings, see `Ring`."""
     phases, (half_m, half_n) = SCHEDULES[cfg.schedule], cfg.part
     ring = {
-        f"{name}{h}": operand_ring(k, p, cfg, name.lower(), view.tile((rows,), h), rows)
+        f"{name}{h}": operand_ring(k, p, cfg, name.lower(), view.tile((rows,), h), rows, last)
         for name, view, rows in (("A", a, half_m), ("B", b, half_n))
         for h in (0, 1)
     }
