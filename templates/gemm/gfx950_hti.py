@@ -71,8 +71,10 @@ def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma
     plan = Plan(
         start=-furthest * count,
         fetch=lambda g: [(ring[half], g // count + ahead) for half, ahead in phases[g % count].fetches],
-        need=lambda g: [(ring[half], g // count + ahead) for half, ahead in phases[g % count].reads]
-        + [(ring[half], 0) for half in early if g == 0],
+        need=lambda g: (
+            [(ring[half], g // count + ahead) for half, ahead in phases[g % count].reads]
+            + [(ring[half], 0) for half in early if g == 0]
+        ),
     )
     late = cfg.waves[0] * cfg.waves[1] // 2  # waves from here on run a barrier behind
 
@@ -88,14 +90,14 @@ def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma
     def tile(number, t, acc, held):
         """K tile t, which is `number` in the plan or one like it; held: the halves that were read early."""
         for g, phase in enumerate(phases, count * number):
-            for half, ahead in phase.reads:
-                if number + ahead < tiles:
-                    held = held | {half: read(half, t + ahead)}
+            got = {half: read(half, t + ahead) for half, ahead in phase.reads if number + ahead < tiles}
+            held = held | {half: got[half] for half, ahead in phase.reads if not ahead}
             plan.issue(g, lambda n: t + (n - number))
             wait(g + 1)  # for the next phase already: the other group reads a barrier earlier
             k.phase_end()
             acc = acc | multiplied(k, mma, held, {q: acc[q] for q in phase.quadrants})
             k.phase_end()
+            held = held | got
         return acc, {half: held[half] for half in early}
 
     plan.prologue()
