@@ -34,6 +34,7 @@ ADDRESS_REGISTERS = 24  # of a wave: thread offsets, LDS addresses, what the com
 ACROSS_REGISTERS = 24  # of an operand that is read transposed: two addresses and two halves for every vector
 SCALARS_MOST, SCALARS_MOST_CUT = 96, 40  # of stages x loads: each has its LDS address in a scalar register; where the
 # last K tile is cut, or loads are narrow, more of the others are taken
+SHARED = 0.8  # of the time do interleaved workgroups keep the matrix units of one compute unit busy: their bursts meet
 BARRIER_CYCLES = 40  # a wait and a barrier, each K tile
 PHASE_CYCLES, MOVE_CYCLES = 8, 140  # a barrier; from a phase's first LDS read to the barrier after its last has come
 WIDEST_READ = 16  # bytes a lane
@@ -152,7 +153,8 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
     if cfg.workgroup_size > limits.max_workgroup:
         return f"{cfg.workgroup_size} threads; a workgroup has at most {limits.max_workgroup}"
     if cfg.interleaved and not direct_bytes(p):
-        return f"halves come straight into LDS, {DIRECT_BYTES[-1]} bytes a lane at least: operands are not aligned so"
+        least = f"halves come straight into LDS, {DIRECT_BYTES[-1]} bytes a lane at least"
+        return f"{least}: operands are not aligned so, and sums leave no registers to bring them in"
     if cfg.tile_k % (atom.a.tile[1] * cfg.k_waves):
         return f"{cfg.k_waves} waves along K need tiles of {atom.a.tile[1] * cfg.k_waves} of K"
     if cfg.k_waves > 1 and cfg.tile_m * cfg.tile_n < 4 * cfg.workgroup_size:
@@ -204,8 +206,9 @@ def estimate(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> tuple[floa
     fill = max(fill * slower, write) * together
     hidden = cfg.stages - 1  # K tiles on their way while one is multiplied
     alone = _phases(p, cfg, multiply, limits) if cfg.interleaved else multiply + read + write
+    shared = SHARED if cfg.interleaved and together > 1 else 1
     slowest, why = max(
-        (multiply * together, "matrix units"), (read * together, "LDS reads"), (fill, level),
+        (multiply * together / shared, "matrix units"), (read * together, "LDS reads"), (fill, level),
         (alone, "waves in step"), ((WARM + fill) / hidden if not cfg.interleaved else 0, "latency"),
     )  # fmt: skip
     barriers = 0 if cfg.interleaved else BARRIER_CYCLES
