@@ -14,7 +14,7 @@ from math import ceil
 from flykernels.targets.gpu import GpuLimits
 
 from .gfx950 import why_not
-from .gfx950_config import DIRECT_BYTES, Gfx950Config, along_k, direct_bytes
+from .gfx950_config import DIRECT_BYTES, Gfx950Config, direct_bytes
 from .gfx950_hti import SCHEDULES
 from .problem import GemmProblem
 from .space import Candidate, Dropped, Space
@@ -31,7 +31,6 @@ SUMS_MOST = 128  # of C a lane, with half the registers a SIMD's two waves have
 RING_SUMS_MOST = 64  # in a ring, whose epilogue LLVM takes seconds over otherwise
 SPLIT_SUMS_MOST = 64  # where slices are added up: as many again are on their way from memory
 ADDRESS_REGISTERS = 24  # of a wave: thread offsets, LDS addresses, what the compiler keeps besides
-ACROSS_REGISTERS = 24  # of an operand that is read transposed: two addresses and two halves for every vector
 SCALARS_MOST, SCALARS_MOST_CUT = 96, 40  # of stages x loads: each has its LDS address in a scalar register; where the
 # last K tile is cut, or loads are narrow, more of the others are taken
 SHARED = 0.8  # of the time do interleaved workgroups keep the matrix units of one compute unit busy: their bursts meet
@@ -125,8 +124,6 @@ def registers(p: GemmProblem, cfg: Gfx950Config) -> int:
     if cfg.interleaved:
         steps = cfg.tile_k // atom.a.tile[1]
         operands = steps * (rows * per_lane(atom.a) + 2 * columns * per_lane(atom.b))
-        if cfg.schedule == "four" and not (along_k(p, "a") and along_k(p, "b")):
-            operands += 2 * ACROSS_REGISTERS
     else:
         operands = steps * (rows * per_lane(atom.a) + columns * per_lane(atom.b))
     chunk = direct_bytes(p) or WIDEST_READ
