@@ -128,11 +128,12 @@ def loop(report: Report) -> None:
             high=round(busy["high"], 4), read_conflict_cycles=conflicts, shuffle_ways=ways, registers=code.registers,
             spills=code.spills,
         )  # fmt: skip
-        if schedule == "four":
-            report.bar("HTI main loop, matrix units busy, simulated", busy["middle"], at_least=0.95)
-            report.bar("LDS bank conflicts on reads, cycles", conflicts, at_most=0)
-            report.bar("LDS bank conflicts on the C shuffle, ways", ways, at_most=2)
-            report.bar("vector registers", code.registers, at_most=256)
+        name = f"interleaved 256x256x64, {schedule} barriers a K tile"
+        report.bar(f"{name}: matrix units busy in the main loop, simulated", busy["middle"], at_least=0.95)
+        report.bar(f"{name}: LDS bank conflicts on reads, cycles", conflicts, at_most=0)
+        report.bar(f"{name}: LDS bank conflicts on the C shuffle, ways", ways, at_most=2)
+        report.bar(f"{name}: vector registers", code.registers, at_most=256)
+        report.bar(f"{name}: spills", code.spills, at_most=0)
 
 
 def precompile(report: Report) -> None:
