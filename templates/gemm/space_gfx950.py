@@ -28,7 +28,6 @@ SPLITS, K_WAVES = (2, 4, 8, 16), (2, 4)
 KEPT, KEPT_OF_A_TILE = 10, 3  # as many as are compiled and measured; of those that share tile_m and tile_n
 SPLIT_OF_A_BATCH = 4  # of the kept, where the number of workgroups is not known: it grows with the batch
 SUMS_MOST = 128  # of C a lane, with half the registers a SIMD's two waves have
-RING_SUMS_MOST = 64  # in a ring, whose epilogue LLVM takes seconds over otherwise
 SPLIT_SUMS_MOST = 64  # where slices are added up: as many again are on their way from memory
 ADDRESS_REGISTERS = 24  # of a wave: thread offsets, LDS addresses, what the compiler keeps besides
 SCALARS_MOST, SCALARS_MOST_CUT = 96, 40  # of stages x loads: each has its LDS address in a scalar register; where the
@@ -167,7 +166,7 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
     if cfg.lds_bytes(p) > limits.shared_bytes:
         return f"{cfg.lds_bytes(p)} bytes of LDS; a workgroup has {limits.shared_bytes}"
     sums = cfg.tile_m * cfg.tile_n * cfg.k_waves // cfg.workgroup_size
-    most = SPLIT_SUMS_MOST if cfg.split_k > 1 else SUMS_MOST if cfg.interleaved else RING_SUMS_MOST
+    most = SPLIT_SUMS_MOST if cfg.split_k > 1 else SUMS_MOST
     if sums > most:
         return f"{sums} sums a lane; at most {most} here"
     each = limits.registers // ceil(cfg.workgroup_size // limits.lanes / limits.simds)
@@ -199,7 +198,7 @@ def estimate(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> tuple[floa
     side = max(1, min(limits.shared_bytes // cfg.lds_bytes(p), by_registers))
     together = min(side, ceil(groups / limits.compute_units))  # workgroups that share a compute unit
     at_once = limits.compute_units * together
-    fill, level = _fill(p, cfg, min(groups, at_once), limits)
+    fill, level = _fill(p, cfg, min(groups, at_once), together, limits)
     fill = max(fill * slower, write) * together
     hidden = cfg.stages - 1  # K tiles on their way while one is multiplied
     alone = _phases(p, cfg, multiply, limits) if cfg.interleaved else multiply + read + write
@@ -240,16 +239,16 @@ def _phases(p: GemmProblem, cfg: Gfx950Config, multiply: float, limits: GpuLimit
     return cycles
 
 
-def _fill(p: GemmProblem, cfg: Gfx950Config, groups: int, limits: GpuLimits) -> tuple[float, str]:
-    """(cycles until a unit's loads of one K tile have come, what bounds them) while `groups` workgroups run."""
+def _fill(p: GemmProblem, cfg: Gfx950Config, groups: int, together: int, limits: GpuLimits) -> tuple[float, str]:
+    """(cycles that one workgroup's loads of a K tile take, what bounds them) while `groups` run, `together` a unit."""
     return _fill_of(
         ceil(p.m_hint / cfg.tile_m), ceil(p.n / cfg.tile_n), min(cfg.tile_m, p.m_hint), min(cfg.tile_n, p.n),
-        cfg.tile_k * p.input_type.bytes, cfg.split_k, cfg.group_m, groups, limits,
+        cfg.tile_k * p.input_type.bytes, cfg.split_k, cfg.group_m, groups, together, limits,
     )  # fmt: skip
 
 
 @lru_cache(4096)
-def _fill_of(rows, columns, tile_m, tile_n, depth, split, group_m, groups, limits: GpuLimits) -> tuple[float, str]:
+def _fill_of(rows, columns, tile_m, tile_n, depth, split, group_m, groups, together, limits) -> tuple[float, str]:
     def distinct(count: int) -> float:
         """Bytes that `count` neighbours in the order of order.py read of A and B, each once."""
         layers = max(1.0, count / (rows * columns))
@@ -260,7 +259,6 @@ def _fill_of(rows, columns, tile_m, tile_n, depth, split, group_m, groups, limit
         return layers * (min(rows, deep) * tile_m + wide * tile_n) * depth
 
     dies = min(groups, limits.dies)
-    together = max(1, groups // limits.compute_units)
     found = (
         ((tile_m + tile_n) * depth / limits.shared_fill, "loads"),
         (dies * distinct(ceil(groups / dies)) / (LAST_LEVEL * together), "last-level cache"),
