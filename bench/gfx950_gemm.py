@@ -23,7 +23,7 @@ from templates.gemm.workers import Workers
 
 from ._gfx950_candidates import all_work, outcomes
 from ._gfx950_model import DEPTHS, TRITON, estimate, ours, triton
-from .common import Report, geomean, parser
+from .common import Report, geomean, parser, tracked
 
 ROWS = (16, 64, 256, 1024, 4096)
 WEIGHTS = ((4096, 4096), (14336, 4096), (4096, 14336))  # (N, K)
@@ -77,10 +77,10 @@ def predicted(report: Report) -> None:
     """dense15: our candidates' and Triton's simulated times, at three ends of the constants' bands."""
     machine = Machine950()
     machines = {end: machine if end == "middle" else machine.end(end) for end in ENDS}
-    theirs = [triton((bm, bn, bk), warps, stages) for bm, bn, bk, warps, stages in TRITON]
+    theirs = [triton((bm, bn, bk), warps, stages) for bm, bn, bk, warps, stages in tracked(TRITON, "Triton's kernels")]
     ratios: dict[str, list[float]] = {end: [] for end in ENDS}
     ranks = []
-    for m, n, k in DENSE15:
+    for m, n, k in tracked(DENSE15, "dense15"):
         p = dense(m, n, k)
         mine = [ours(c.config) for c in candidates(p, gfx950).kept]
         best = {}
@@ -139,25 +139,31 @@ def loop(report: Report) -> None:
 def precompile(report: Report) -> None:
     """All candidates of one problem with one building process, and with as many as there are cores.
 
-    Processor time over wall time says how many cores were at work; two that share a core's units gain less than 2."""
+    Processor time over wall time says how many cores were at work; starting the processes is not counted."""
     p = dense(1024, 4096, 4096)
     configs = [c.config for c in candidates(p, gfx950).kept]
     cores = len(os.sched_getaffinity(0))
-    spent = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-    used, wall = {}, {}
+    idle, _ = _built(p, configs[:1] * cores, [], cores)
+    seconds = {}
     for count in (1, cores):
-        before, start = spent(), time.perf_counter()
-        with Workers(count) as pool:
-            pool.build_all(p, configs, "gfx950")
-        wall[count] = time.perf_counter() - start
-        used[count] = (spent() - before) / wall[count]
-        report.row(
-            processes=count, candidates=len(configs), wall_seconds_measured_on_cpu=round(wall[count], 2),
-            cores_at_work=round(used[count], 2),
-        )  # fmt: skip
+        spent, seconds[count] = _built(p, configs[:1] * count, configs, count)
+        report.row(processes=count, candidates=len(configs), wall_seconds_measured_on_cpu=round(seconds[count], 2))
+    at_work = (spent - idle) / seconds[cores]
     least = 0.75 * min(cores, len(configs))
-    report.bar("cores at work while precompiling, measured on CPU", used[cores], at_least=least)
-    report.bar("precompiling with all of them, times faster than with one", wall[1] / wall[cores])
+    report.bar(f"cores at work of {cores} while precompiling, measured on CPU", at_work, at_least=least)
+    report.bar("precompiling with all of them, times faster than with one", seconds[1] / seconds[cores])
+
+
+def _built(p: GemmProblem, first: list[Gfx950Config], configs: list[Gfx950Config], count: int) -> tuple[float, float]:
+    """(processor seconds of `count` processes that start, build `first`, then `configs`; wall seconds of the latter)"""
+    spent = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    before = spent()
+    with Workers(count) as pool:
+        pool.build_all(p, first, "gfx950")
+        start = time.perf_counter()
+        pool.build_all(p, configs, "gfx950")
+        wall = time.perf_counter() - start
+    return spent() - before, wall
 
 
 def every_candidate(report: Report, sample: int, file: Path | None, jobs: int) -> None:
