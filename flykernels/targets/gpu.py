@@ -96,6 +96,8 @@ class Gpu:
     lanes: int
     module_target: str  # MLIR's target attribute
     device_space, shared_space = 1, 3  # LLVM's address spaces
+    register: str  # LLVM's letters for a register of 32 bits: one that each lane has its own value in,
+    uniform_register: str  # and one that a wave has
 
     def pointer_type(self, space=None):
         return ir.Type.parse(f"!llvm.ptr<{self.device_space if space is None else space}>")
@@ -151,6 +153,11 @@ class Gpu:
     def uniform(self, v: Value) -> Value:
         """The value, which is the same in all lanes of a wave, where the target keeps such values."""
         raise NotImplementedError
+
+    def opaque(self, v: Value, uniform=False) -> Value:
+        """An i32 as it is, but LLVM does not know what it is. uniform: the same in all lanes of a wave."""
+        letter = self.uniform_register if uniform else self.register
+        return Value(llvm.inline_asm(mlir_type(i32), [v.ssa], "", f"={letter},0"), i32)
 
     def read(self, name) -> Value:
         return Value(intrinsic(name, mlir_type(i32)), i32)
