@@ -10,7 +10,7 @@ then scalars:
     width                         i64; where the problem leaves it open (x86)
     x_row, [residual_row]         i64, forward: elements from one row to the next
     x_row, dy_row, [dsum_row]     i64, backward; 0 is allowed (an expanded gradient)
-    parts                         i64; on x86, and backward on GPUs: what the configuration's `parts_for` says
+    parts                         i64, at least 1: what the configuration's `parts_for` says
     [workspace]                   a pointer, where the code objects' arguments name it: device memory of as many bytes as
                                   the configuration's `workspace_bytes` says, aligned to 16, undefined before and after
 
@@ -38,18 +38,18 @@ def pointers(p: RMSNormProblem) -> tuple[str, ...]:
     return ("x", *weight, *before, "y", *after, *(("rstd",) if p.rstd else ()))
 
 
-def scalars(p: RMSNormProblem, target: str) -> tuple[str, ...]:
-    """Names of the scalar arguments, in order. target: its name."""
+def scalars(p: RMSNormProblem) -> tuple[str, ...]:
+    """Names of the scalar arguments, in order."""
     names = [] if p.backward else ["eps"]
     names += ["rows", *(["width"] if p.width is None else []), "x_row"]
     names += ["dy_row"] if p.backward else []
     names += [("dsum_row" if p.backward else "residual_row")] if p.residual else []
-    return (*names, "parts") if p.backward or target == "x86" else tuple(names)
+    return (*names, "parts")
 
 
-def scalar_types(p: RMSNormProblem, target: str) -> dict[str, DType]:
+def scalar_types(p: RMSNormProblem) -> dict[str, DType]:
     """The scalar arguments as `Kernel.args` takes them."""
-    return {name: i32 if name == "eps" else i64 for name in scalars(p, target)}
+    return {name: i32 if name == "eps" else i64 for name in scalars(p)}
 
 
 def eps_bits(eps: float) -> int:

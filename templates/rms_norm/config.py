@@ -18,7 +18,8 @@ class GpuConfig:
     vector              elements that move together
     held                rows stay in registers between the sum and the scaling; else they are read twice
     slices              workgroups that share a row (few and wide rows): two launches, sums and then scaling
-    parts               backward: workgroups in all, each with its run of rows; 0 forward
+    parts               workgroups in all at most, each of which works on several tiles of rows in turn; 0 (forward only):
+                        one workgroup a tile
     """
 
     threads_per_row: int
@@ -39,7 +40,8 @@ class GpuConfig:
 
     def parts_for(self, rows: int, width: int, threads: int = 1) -> int:
         """The argument `parts`: runs of neighbouring rows that are worked on apart; at least one."""
-        return max(1, min(-(-rows // self.rows_per_workgroup), self.parts))
+        tiles = -(-rows // self.rows_per_workgroup)
+        return max(1, min(tiles, self.parts or tiles))
 
     def workspace_bytes(self, rows: int, width: int, parts: int) -> int:
         """Bytes behind the argument `workspace`, where there is one."""

@@ -76,7 +76,7 @@ def arguments(k: Kernel, p: RMSNormProblem, *more: str) -> dict:
     kinds = {"weight": p.weight_type, "dweight": p.weight_type, "rstd": f32} | dict.fromkeys(more, f32)
     row = lambda name: kinds.get(name, p.type)
     memory = {n: Global(row(n), (1,), (1,), alignment=row(n).bytes) for n in (*pointers(p), *more)}
-    order = {n: memory[n] for n in pointers(p)} | scalar_types(p, "x86") | {n: memory[n] for n in more}
+    order = {n: memory[n] for n in pointers(p)} | scalar_types(p) | {n: memory[n] for n in more}
     k.grid = ((Extent("parts"),),)
     return dict(zip(order, k.args(**order)))
 
