@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, gcd
+from math import ceil
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i32, i64
@@ -46,11 +46,6 @@ def layout(p: RMSNormProblem, cfg: GpuConfig) -> ThreadValues:
         vector=Mode(cfg.vector, 1, 1),
         pieces=(Mode(ceil(p.width / span), 1, span),),
     )
-
-
-def widest_vector(p: RMSNormProblem) -> int:
-    """Elements that may move together: as all rows' starts are aligned, those of dense results included."""
-    return gcd(p.align, p.width * p.type.bytes, VECTOR_BYTES) // p.type.bytes
 
 
 def tiles_in_turn(k: Kernel, cfg: GpuConfig, given: dict, fetch: Callable, work: Callable, carry=()):
