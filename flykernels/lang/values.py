@@ -346,9 +346,14 @@ def _unary(op):
     return lambda x: x.map(lambda v: Value(op(v), v.dtype, v.width))
 
 
-rsqrt = _unary(lambda v: math.rsqrt(v.ssa, fastmath=FAST))
 sqrt = _unary(lambda v: math.sqrt(v.ssa, fastmath=FAST))
 absolute = _unary(lambda v: math.absf(v.ssa))
+
+
+def rsqrt(x):
+    """1 / sqrt(x), to the accuracy of the target's own instruction; exact where it has none."""
+    own = getattr(TARGET.get(None), "rsqrt", None)
+    return x.map(own or (lambda v: Value(math.rsqrt(v.ssa, fastmath=FAST), v.dtype, v.width)))
 
 
 def exp2(x):

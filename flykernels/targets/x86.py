@@ -13,7 +13,7 @@ from ..codeobject import Argument, CodeObject, Extent
 from ..dtypes import i32
 from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, mlir_type
-from ..mlir import ExecutionEngine, PassManager, ir, llvm, scf
+from ..mlir import ExecutionEngine, PassManager, arith, ir, llvm, math, scf
 from .gpu import keep_loops
 from .x86_entry import Byte, add_entries, add_table, function
 from .x86_math import expand
@@ -91,6 +91,11 @@ class X86:
 
     def barrier(self):
         pass
+
+    def rsqrt(self, v: Value) -> Value:
+        """1 / sqrt(v), both exact. LLVM would refine the processor's estimate, which makes NaN of infinity."""
+        one = constant(1, v.dtype, v.width)
+        return Value(arith.divf(one.ssa, math.sqrt(v.ssa)), v.dtype, v.width)
 
     # -- to code
     def compile(self, k, source: dict | None = None, opt_level: int = 0) -> CodeObject:

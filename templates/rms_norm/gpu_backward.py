@@ -17,7 +17,8 @@ from .config import GpuConfig
 from .gpu_rows import arguments, layout, tiles_in_turn
 from .problem import RMSNormProblem
 
-UNDER_WAY = 32  # elements of x that a thread has under way, where columns are summed up
+UNDER_WAY = 32  # elements of x that a thread has under way, where columns are summed up, of ROWS_UNDER_WAY at most:
+ROWS_UNDER_WAY = 8  # each row has its own condition, in scalar registers
 SUM_LANES = 16  # threads side by side along a row of sums: 256 bytes of it
 
 
@@ -59,7 +60,7 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 def weight_terms(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """The sums over each part's rows of dy x rstd, a block of columns a workgroup."""
     given = arguments(k, p, workspace=p.width if p.weight_gradient else 0)
-    block, deep = cfg.workgroup_size * cfg.vector, UNDER_WAY // cfg.vector
+    block, deep = cfg.workgroup_size * cfg.vector, min(ROWS_UNDER_WAY, UNDER_WAY // cfg.vector)
     k.grid = ((Extent(p.width, block),), (Extent("parts"),))
     rows = ThreadValues(
         (deep, block), (Mode(cfg.workgroup_size, 1, cfg.vector),), Mode(cfg.vector, 1, 1), (Mode(deep, 0, 1),)

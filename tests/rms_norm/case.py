@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -70,46 +70,68 @@ def operands(p: RMSNormProblem, rows: int, width: int, scale: float = 1.0, offse
     return made
 
 
-def call(p: RMSNormProblem, config, target, made: dict[str, Guarded], threads=2, run: Callable | None = None):
-    """Runs the kernel on guarded operands. On gfx950 in the simulator; returns its counters, one for each launch.
-
-    run(codes, tensors by name, scalars by name, workspace bytes): how to launch elsewhere."""
+def scalars_of(p: RMSNormProblem, config, made: dict[str, Guarded], parts: int, eps: float = EPS) -> dict[str, int]:
+    """The scalar arguments for these operands, by name."""
     rows, width = made["x"].view.shape
-    parts = config.parts_for(rows, width, threads)
     values = {f"{n}_row": g.view.stride(0) for n, g in made.items() if g.view.dim() == 2}
-    values |= {"eps": eps_bits(EPS), "rows": rows, "width": width, "parts": parts}
-    values = {n: values[n] for n in scalars(p)}
+    values |= {"eps": eps_bits(eps), "rows": rows, "width": width, "parts": parts}
+    return {n: values[n] for n in scalars(p)}
+
+
+def call(
+    p: RMSNormProblem, config, target, made: dict[str, Guarded], threads: int = 2, parts: int | None = None,
+    eps: float = EPS,
+):  # fmt: skip
+    """Runs the kernel on guarded operands: on the CPU, or in the simulator, whose results come back for each launch."""
+    rows, width = made["x"].view.shape
+    parts = config.parts_for(rows, width, threads) if parts is None else parts
+    values = scalars_of(p, config, made, parts, eps)
     built = codes(p, config, target)
-    space = config.workspace_bytes(rows, width, parts)
-    if run is not None:
-        return run(built, {n: g.view for n, g in made.items()}, values, space)
-    workspace = torch.full((max(space // 4, 1),), float("nan"))
+    workspace = torch.full((max(config.workspace_bytes(rows, width, parts) // 4, 1),), float("nan"))
     results = []
     for code in built:
-        tensors = {n: g.buffer for n, g in made.items()} | {"workspace": workspace}
         if target is x86:
             addresses = {n: g.view.data_ptr() for n, g in made.items()} | {"workspace": workspace.data_ptr()}
-            host.load(code).launcher()(*((addresses | values)[a.name] for a in code.arguments))
+            launch = host.load(code).launcher(threads)
+            launch(*((addresses | values)[a.name] for a in code.arguments))
         else:
             fresh = {*results_of(p)} - ({"sum", "dx"} if code is not built[0] else set())
             fresh |= {"workspace"} if code is not built[-1] else set()
-            results.append(simulate(code, made, tensors, values, fresh))
+            results.append(simulate(code, made, workspace, values, fresh))
     return results
 
 
-def simulate(code, made, tensors, values, results):
-    """One launch in the simulator, the checker silent; results: what nobody has written before."""
-    grid = (*code.grid_for(values), 1, 1)[:3]
-    given = []
-    for a in code.arguments:
-        if a.kind == "pointer":
-            given.append(made[a.name].view if a.name in made else tensors[a.name])
-        else:
-            given.append(np.int32(values[a.name]) if a.kind == "i32" else np.int64(values[a.name]))
+def simulate(code, made, workspace, values, results):
+    """One launch in the simulator, the checker silent; results: names of what nobody has written before."""
+    given, grid = listed(code, made, workspace, values)
     if 0 in grid:
         return None
     outputs = [i for i, a in enumerate(code.arguments) if a.name in results]
     return run_on_sim(code, given, grid=grid, outputs=outputs).raise_for_findings()
+
+
+def listed(code, made, workspace, values):
+    """(arguments in order as the simulator takes them, grid)."""
+    tensors = {n: g.view for n, g in made.items()} | {"workspace": workspace}
+    number = {"i32": np.int32, "i64": np.int64}
+    given = [tensors[a.name] if a.kind == "pointer" else number[a.kind](values[a.name]) for a in code.arguments]
+    return given, (*code.grid_for(values), 1, 1)[:3]
+
+
+def arguments_of(p: RMSNormProblem, config, code, made: dict[str, Guarded]):
+    """(arguments, grid) of a launch on copies of these operands that start where memory is aligned; zeroed workspace."""
+    aligned = {n: Aligned(g.view.clone()) for n, g in made.items()}
+    rows, width = made["x"].view.shape
+    parts = config.parts_for(rows, width)
+    workspace = torch.zeros(max(config.workspace_bytes(rows, width, parts) // 4, 1))
+    return listed(code, aligned, workspace, scalars_of(p, config, aligned, parts))
+
+
+@dataclass
+class Aligned:
+    """A tensor by itself."""
+
+    view: torch.Tensor
 
 
 def check(p: RMSNormProblem, made: dict[str, Guarded], eps: float = EPS):
@@ -136,6 +158,3 @@ def run(p: RMSNormProblem, config, target, rows: int, width: int | None = None, 
     out = call(p, config, target, made)
     check(p, made)
     return out
-
-
-TARGETS = {"x86": x86, "gfx950": gfx950}
