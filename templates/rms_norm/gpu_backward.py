@@ -8,6 +8,7 @@ workgroups there are, and never on which comes first. Rows too wide for their su
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i32
@@ -19,7 +20,8 @@ from .problem import RMSNormProblem
 
 UNDER_WAY = 32  # elements of x that a thread has under way, where columns are summed up, of ROWS_UNDER_WAY at most:
 ROWS_UNDER_WAY = 8  # each row has its own condition, in scalar registers
-SUM_LANES = 16  # threads side by side along a row of sums: 256 bytes of it
+SUM_LANES = 8  # threads side by side along a row of sums: a line of 128 bytes
+SUMS_UNDER_WAY = 4  # rows of sums whose loads a thread has under way
 
 
 def steps(p: RMSNormProblem, cfg: GpuConfig):
@@ -80,23 +82,25 @@ def weight_terms(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 
 def column_sums(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """dweight: the sums of all parts, column by column, in a fixed order."""
-    given = arguments(k, p, workspace=p.width if p.weight_gradient else 0)
-    vector = min(cfg.vector, k.target.vector_bytes // f32.bytes)
-    across, down = SUM_LANES, cfg.workgroup_size // SUM_LANES
-    block = across * vector
+    given = arguments(k, p, workspace=p.width)
+    vector = gcd(k.target.vector_bytes // f32.bytes, p.width)
+    across, down = SUM_LANES, max(1, cfg.workgroup_size // SUM_LANES)
+    block, deep = across * vector, down * SUMS_UNDER_WAY
     k.grid = ((Extent(p.width, block),),)
     slots = given["parts"] * cfg.slots
-    rows = ThreadValues((down, block), (Mode(across, 1, vector), Mode(down, 0, 1)), Mode(vector, 1, 1))
+    threads = (Mode(across, 1, vector), Mode(down, 0, 1))
+    rows = ThreadValues((deep, block), threads, Mode(vector, 1, 1), (Mode(SUMS_UNDER_WAY, 0, down),))
     tile, one_a_column = k.fragment(rows), k.fragment(rows.without(0))
     column = k.workgroup_id()
     workspace = replace(given["workspace"], shape=(slots, p.width))
 
-    @k.loop(0, ((slots + (down - 1)) // down).to(i32), carry=tile.zeros(f32))
+    @k.loop(0, ((slots + (deep - 1)) // deep).to(i32), carry=tile.zeros(f32))
     def sums(at, sums):
-        return sums + tile.load(workspace.tile((down, block), at, column))
+        return sums + tile.load(workspace.tile((deep, block), at, column))
 
     total = sums.sum(axis=0).to(p.weight_type)
 
     @k.when(k.thread < across)
     def _():
-        one_a_column.store(replace(given["dweight"], shape=(1, p.width), stride=(0, 1)).tile((1, block), 0, column), total)
+        dweight = replace(given["dweight"], shape=(1, p.width), stride=(0, 1), multiple=())
+        one_a_column.store(dweight.tile((1, block), 0, column), total)
