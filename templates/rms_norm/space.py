@@ -40,7 +40,7 @@ def registers(p: RMSNormProblem, cfg: GpuConfig) -> int:
     """What a thread needs, about: rows in f32, the weight as stored, what is fetched ahead, the weight's sums and terms."""
     if not cfg.held:
         return OTHER_REGISTERS
-    elements = ceil(p.width / (cfg.threads_per_row * cfg.vector)) * cfg.vector
+    elements = ceil(p.width / (cfg.slices * cfg.threads_per_row * cfg.vector)) * cfg.vector
     words = lambda kind: max(1, elements * kind.bytes // f32.bytes)
     rows_read = 1 + p.backward + p.residual
     ahead = rows_read * words(p.type) if cfg.parts and cfg.ahead else 0

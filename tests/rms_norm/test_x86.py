@@ -97,7 +97,8 @@ def test_special_values_are_atens(dtype, weighted, width):
         want = F.rms_norm(x, (width,), w if weighted else None, eps)
         got = made["y"].view
         assert torch.equal(got.isnan(), want.isnan())
-        torch.testing.assert_close(got, want, rtol=2 * torch.finfo(kind).eps, atol=0, equal_nan=True)
+        step = 4 * torch.finfo(kind).eps  # the sums' orders differ, so the last bits of rstd do
+        torch.testing.assert_close(got, want, rtol=step, atol=step * smallest, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
