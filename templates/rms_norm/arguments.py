@@ -11,8 +11,8 @@ then scalars:
     x_row, [residual_row]         i64, forward: elements from one row to the next
     x_row, dy_row, [dsum_row]     i64, backward; 0 is allowed (an expanded gradient)
     parts                         i64: what the configuration's `parts_for` says
-    [workspace]                   a pointer, where the code objects' arguments name it: device memory of as many bytes as
-                                  the configuration's `workspace_bytes` says, aligned to 16, undefined before and after
+    [workspace]                   a pointer, where the code objects' arguments name it: memory of as many bytes as the
+                                  configuration's `workspace_bytes` says, aligned to 16, undefined before and after
 
 y, sum and dx are dense with a row stride of `width`; rstd is f32, one a row; weight and dweight have unit stride.
 A kernel may consist of several code objects (`build` returns them all): launch each, in order, with the same arguments.

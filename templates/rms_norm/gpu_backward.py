@@ -1,8 +1,9 @@
 """RMSNorm's gradients on a GPU, one text for gfx950 and sm_90a.
 
-The weight's gradient is a sum over all rows. Each workgroup adds up the rows that it works on, in registers and in order,
-and leaves the sums in workspace; a second launch adds those of all workgroups in order. So it depends on how many
-workgroups there are, and never on which comes first. Rows too wide for their sums to be held are read again, by columns.
+The weight's gradient is a sum over all rows. Each workgroup adds up the rows that it works on, in registers and in
+order, and leaves the sums in workspace; a second launch adds those of all workgroups in order. So it depends on how
+many workgroups there are, and never on which comes first. Where rows are too wide for their sums to be held, they are
+read again, by columns.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from flykernels.lang import Global, Kernel, Mode, ThreadValues, minimum
 
 from .arguments import pointers, scalar_types
 from .config import GpuConfig
-from .problem import VECTOR_BYTES, RMSNormProblem
+from .problem import RMSNormProblem
 
 MANY = 1 << 30  # rows of workspace: more than there can be workgroups, so that nothing of it is masked
 

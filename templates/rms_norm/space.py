@@ -37,7 +37,7 @@ def configurations(problem: RMSNormProblem, target) -> Space:
 
 
 def registers(p: RMSNormProblem, cfg: GpuConfig) -> int:
-    """What a thread needs, about: rows in f32, the weight as stored, what is fetched ahead, the weight's sums and terms."""
+    """What a thread needs, about: rows in f32, the weight as stored, what is fetched ahead, sums and their terms."""
     if not cfg.held:
         return OTHER_REGISTERS
     elements = ceil(p.width / (cfg.slices * cfg.threads_per_row * cfg.vector)) * cfg.vector
@@ -62,7 +62,7 @@ def _gpu(p: RMSNormProblem, target) -> Space:
             space.kept.append(Candidate(config, _words(p, config)))
     if not space.kept:
         threads = _threads(p, limits, STREAMED_VECTORS)
-        for parts in _parts(p, limits, threads):
+        for parts in dict.fromkeys(_parts(p, limits, threads)):
             config = GpuConfig(threads, max(1, WORKGROUP_LEAST // threads), p.widest_vector, held=False, parts=parts)
             space.kept.append(Candidate(config, f"no registers hold rows of {p.width}: they are read twice"))
     space.kept = [*_sliced(p, limits), *space.kept]
@@ -84,13 +84,17 @@ def _held(p: RMSNormProblem, limits):
 
 
 def _sliced(p: RMSNormProblem, limits):
-    """Rows cut into slices so that all compute units have one."""
+    """Rows cut into slices so that all compute units have one, and registers hold it."""
     row = p.width * p.type.bytes
     slices = min(row // SLICE_BYTES, limits.compute_units // p.rows_hint)
-    if slices > 1 and row >= SLICED_FROM and not p.backward:
-        threads = min(_power_of_two(ceil(p.width / (slices * p.widest_vector))), limits.max_workgroup)
-        config = GpuConfig(threads, 1, p.widest_vector, slices=slices)
-        yield Candidate(config, f"{p.rows_hint} rows would leave units idle: {slices} workgroups share each")
+    if slices < 2 or row < SLICED_FROM or p.backward:
+        return
+    for n in (slices, 2 * slices, 4 * slices):
+        threads = min(_power_of_two(ceil(p.width / (n * p.widest_vector))), limits.max_workgroup)
+        config = GpuConfig(max(threads, limits.lanes), 1, p.widest_vector, slices=n)
+        if limits.waves_with(registers(p, config)) * limits.simds * limits.lanes >= config.workgroup_size:
+            yield Candidate(config, f"{p.rows_hint} rows would leave units idle: {n} workgroups share each")
+            return
 
 
 def _parts(p: RMSNormProblem, limits, workgroup: int) -> tuple[int, ...]:

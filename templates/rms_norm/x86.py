@@ -1,4 +1,4 @@
-"""RMSNorm on a CPU: one thread a run of rows; of each row first the sum of squares, then, from the cache, the result."""
+"""RMSNorm on a CPU: each thread a run of rows; of a row first the sum of squares, then, from the cache, the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def steps(p: RMSNormProblem, cfg: X86Config):
 def rms_norm(k: Kernel, p: RMSNormProblem, cfg: X86Config):
     """y = x rstd w, or of x + residual, which is left as well; arguments as in arguments.py."""
     given = arguments(k, p)
-    width, rows = given["width"], given["rows"]
+    width = given["width"]
     units = Units(k, [t for t in (p.type, p.weight_type) if t], clean=True)
     count = width.to(f32)  # exact: widths are below 2**24
     eps = given["eps"].bitcast(f32)

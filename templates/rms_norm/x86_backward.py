@@ -1,6 +1,6 @@
 """RMSNorm's gradients on a CPU: of each row first mean(g x), then dx, and the row's terms of the weight's gradient.
 
-Each thread adds up the terms of its rows, in order, in a row of workspace; a second launch adds those rows, in order."""
+Each thread adds up the terms of its rows, in order, in a row of workspace; a second launch adds those, in order."""
 
 from __future__ import annotations
 

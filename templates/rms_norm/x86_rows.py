@@ -1,8 +1,8 @@
 """How a CPU goes along a row: vectors of f32, whatever the elements' types, and the ends of rows.
 
-Elements come in units. Where all operands are bf16, a unit is twice as many as a vector holds, taken apart into those at
-even and at odd places: that is one shift or mask each way, where neighbours would need shuffles. Otherwise a unit is a
-vector's elements in order.
+Elements come in units. Where all operands are bf16, a unit is twice as many as a vector holds, taken apart into those
+at even and at odd places: that is one shift or mask each way, where neighbours would need shuffles. Otherwise a unit is
+a vector's elements in order.
 
 A row is whole turns of several units, then units, then what is left: a last unit that reaches back over elements that
 have been visited already. Rows shorter than a unit go one element at a time.

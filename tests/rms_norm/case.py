@@ -1,4 +1,4 @@
-"""Operands inside guarded memory, one call of an RMSNorm kernel anywhere, and the float64 reference to hold it against."""
+"""Operands inside guarded memory, a call of an RMSNorm kernel, and the float64 reference to hold it against."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from flykernels.launch import host
 from flykernels.sim import run_on_sim
-from flykernels.targets import gfx950, x86
+from flykernels.targets import x86
 from templates.rms_norm import reference
 from templates.rms_norm.arguments import eps_bits, pointers, scalars
 from templates.rms_norm.build import build
@@ -52,7 +52,9 @@ class Guarded:
         return bool(((bits(self.buffer) == bits(self.before)) | inside).all())
 
 
-def operands(p: RMSNormProblem, rows: int, width: int, scale: float = 1.0, offset=0, pad=0, seed=0) -> dict[str, Guarded]:
+def operands(
+    p: RMSNormProblem, rows: int, width: int, scale: float = 1.0, offset=0, pad=0, seed=0
+) -> dict[str, Guarded]:
     """Random operands by name; results are full of NaN. offset, pad: of the inputs."""
     make = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=make)
@@ -119,7 +121,7 @@ def listed(code, made, workspace, values):
 
 
 def arguments_of(p: RMSNormProblem, config, code, made: dict[str, Guarded]):
-    """(arguments, grid) of a launch on copies of these operands that start where memory is aligned; zeroed workspace."""
+    """(arguments, grid) of a launch on copies of these operands that start where memory is aligned."""
     aligned = {n: Aligned(g.view.clone()) for n, g in made.items()}
     rows, width = made["x"].view.shape
     parts = config.parts_for(rows, width)

@@ -33,7 +33,12 @@ FORWARD = {
     "not fetched ahead": (P(512, "f16", "f16"), GpuConfig(64, 2, 8, parts=2, ahead=False), 11, {}),
     "read twice": (P(10000, "f16", "f16", residual=True), GpuConfig(256, 1, 8, held=False), 2, {"pad": 8}),
     "the widest row, read twice": (P(262144, "bf16", "bf16"), GpuConfig(1024, 1, 8, held=False), 1, {}),
-    "slices": (P(20001, "bf16", "f32", residual=True, rstd=True, align=2), GpuConfig(512, 1, 1, slices=8), 2, {"pad": 2}),
+    "slices": (
+        P(20001, "bf16", "f32", residual=True, rstd=True, align=2),
+        GpuConfig(512, 1, 1, slices=8),
+        2,
+        {"pad": 2},
+    ),
     "the widest row in slices": (P(262144, "f32", "f32", rstd=True), GpuConfig(1024, 1, 4, slices=16), 1, {}),
 }
 BACKWARD = {

@@ -98,7 +98,7 @@ def test_arguments_are_the_same_for_all_configurations():
 
 def test_configurations_refuse_nonsense():
     for wrong in ({"threads_per_row": 3}, {"vector": 6}, {"held": False, "sums": True}):
-        with pytest.raises(ValueError, match="power of two|registers"):
+        with pytest.raises(ValueError, match=r"power of two|registers"):
             GpuConfig(**({"threads_per_row": 64, "rows_per_workgroup": 2, "vector": 8} | wrong))
 
 
