@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..dtypes import i32
@@ -75,6 +76,13 @@ def keep_loops(module):
     module.operation.walk(visit)
 
 
+def fence(ordering: str, scope: str) -> None:
+    """An "acquire" or "release" fence among the threads of LLVM's scope. Of a device: caches are written back or
+    dropped as far as that takes."""
+    number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), {"acquire": 4, "release": 5}[ordering])
+    llvm.fence(number, syncscope=scope)
+
+
 def _run(k, passes: str) -> None:
     """Passes over a kernel's module, in its context. TraceError with the user's line if one refuses."""
     try:
@@ -94,6 +102,7 @@ class Gpu:
     name: str
     limits: GpuLimits
     lanes: int
+    scopes: Mapping[str, str]  # LLVM's names of "workgroup" and "device"
     module_target: str  # MLIR's target attribute
     device_space, shared_space = 1, 3  # LLVM's address spaces
 

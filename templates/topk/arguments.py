@@ -5,10 +5,9 @@
     layout "last":              x_row, values_row, indices_row: i64, elements from one row to the next
     layout "any":               inner (i32), then for x, values and indices three i64 each, in elements: NAME_outer,
                                 NAME_along, NAME_inner. Row r has outer coordinate r // inner, inner coordinate r % inner
-    split configurations only:  parts (i32), and last the workspace's pointer: `workspace_bytes` bytes that are zero
-                                before the first launch, that a launch leaves fit for the next one with the same rows
-                                and parts, and that two launches at a time must not share. Before a launch with other
-                                rows or parts the bytes are set to zero again, or another workspace is taken.
+    split configurations only:  parts (i32), and last the workspace's pointer: at least `workspace_bytes` bytes, zero
+                                before their first launch. Any launch of any split kernel of this template leaves them
+                                fit for any other; two launches at a time must not share them.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from .config import TopKConfig
 from .problem import TopKProblem
 
 POINTERS = ("x", "values", "indices")
-SLOT_HEAD = 128  # bytes: a cache line for a row's counter, before a part's results
-ENTRY = 8  # bytes of a result in the workspace: 32 bits of order, 32 of position
+MOST_SPLIT_ROWS = 1024  # rows of a launch whose rows are split: each has a counter at the head of the workspace
+COUNTERS = 4 * MOST_SPLIT_ROWS  # bytes of the counters; they are zero between launches
+ENTRY = 8  # bytes of a candidate: 32 bits of order, 32 of position
 
 
 def scalars(p: TopKProblem, config: TopKConfig) -> tuple[str, ...]:
@@ -35,8 +35,8 @@ def scalars(p: TopKProblem, config: TopKConfig) -> tuple[str, ...]:
 
 
 def slot_bytes(config: TopKConfig) -> int:
-    """Workspace of one part of one row."""
-    return SLOT_HEAD + config.most_k * ENTRY
+    """Workspace of one part of one row (the counters counted in each time: the size is a product that way)."""
+    return COUNTERS + config.most_k * ENTRY
 
 
 def workspace_bytes(config: TopKConfig, rows: int) -> int:
@@ -52,7 +52,7 @@ def declared(p: TopKProblem, config: TopKConfig) -> dict[str, Any]:
     kinds = {"x": Global(p.element, (), alignment=min(p.align, 16)), "values": Global(p.element, (), alignment=p.element.bytes)}
     kinds["indices"] = Global(i64, (), alignment=i64.bytes)
     kinds |= {n: i32 if n in ("rows", "width", "k", "inner", "parts") else i64 for n in scalars(p, config)}
-    return kinds | ({"workspace": Global(u64, (), alignment=SLOT_HEAD)} if config.split else {})
+    return kinds | ({"workspace": Global(u64, (), alignment=16)} if config.split else {})
 
 
 def scalar_values(p: TopKProblem, config: TopKConfig, strides: dict[str, tuple[int, ...]], inner: int = 1) -> tuple[int, ...]:
