@@ -2,6 +2,7 @@
 
 from ..dtypes import DType, bf16, f16, f32, i8, i16, i32, i64, u8, u32, u64
 from ..layout import Layout, Mode, Swizzle, ThreadValues, bank_conflicts
+from .collective import Tally, atomic, over_lanes
 from .errors import TraceError
 from .kernel import Kernel, trace
 from .memory import Global, View
@@ -12,6 +13,7 @@ from .values import (
     exp2,
     fma,
     maximum,
+    maximum_or_nan,
     minimum,
     reciprocal,
     rsqrt,
@@ -28,11 +30,13 @@ __all__ = [
     "Layout",
     "Mode",
     "Swizzle",
+    "Tally",
     "ThreadValues",
     "TraceError",
     "Value",
     "View",
     "absolute",
+    "atomic",
     "bank_conflicts",
     "bf16",
     "constant",
@@ -45,7 +49,9 @@ __all__ = [
     "i32",
     "i64",
     "maximum",
+    "maximum_or_nan",
     "minimum",
+    "over_lanes",
     "reciprocal",
     "rsqrt",
     "select",

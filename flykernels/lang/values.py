@@ -292,6 +292,12 @@ maximum = _pairwise(max, arith.maxnumf, (arith.maxui, arith.maxsi))  # of a numb
 minimum = _pairwise(min, arith.minnumf, (arith.minui, arith.minsi))
 
 
+def maximum_or_nan(a: Value, b: Value) -> Value:
+    """The greater of two floats; NaN if one of them is."""
+    a, b = a._with(b)
+    return Value(arith.maximumf(a.ssa, b.ssa), a.dtype, a.width)
+
+
 def fma(a, b, c) -> Value:
     """a * b + c with one rounding. Float Values; a scalar or a number among them is splat."""
     values = [x for x in (a, b, c) if isinstance(x, Value)]

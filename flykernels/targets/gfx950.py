@@ -15,8 +15,8 @@ from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm, rocdl
 from . import amd_link, amd_metadata
-from .gfx950_lanes import MOST_LOADS, compiler_fence, exchange, fence, waitcnt
-from .gpu import Clock, Gpu, GpuLimits
+from .gfx950_lanes import MOST_LOADS, compiler_fence, exchange, waitcnt
+from .gpu import Clock, Gpu, GpuLimits, fence
 
 BUFFER_FLAGS = 0x27000  # a raw buffer of 32-bit words, as LLVM's own descriptors for this family
 BUFFER_MOST = 0xFFFFF000  # bytes a descriptor may span here: an offset from here on is outside every buffer
@@ -62,6 +62,7 @@ class Gfx950(Gpu):
     shared_bytes, max_workgroup = limits.shared_bytes, limits.max_workgroup
     vector_bytes, banks = limits.vector_bytes, limits.banks
     held_bytes = 128  # registers a thread may give to one held row, in bytes
+    scopes = MappingProxyType({"workgroup": "workgroup", "device": "agent"})  # LLVM's names
 
     # Lanes that one turn of an LDS read serves together: the orders in which it may be (which one it is, only the
     # hardware can say; "published" is HipKittens'). A swizzle should be free of conflicts in all of them.
@@ -149,11 +150,11 @@ class Gfx950(Gpu):
 
     def publish(self):
         """What this wave has stored in device memory may be read by waves of any compute unit, once they `observe`."""
-        fence("release")
+        fence("release", "agent")
 
     def observe(self):
         """From here on this wave reads what other compute units have published."""
-        fence("acquire")
+        fence("acquire", "agent")
 
     def count_up(self, pointer, by: int = 1) -> Value:
         """Adds to an i32 in device memory, one addition after the other on the whole device; what was there before."""

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from types import MappingProxyType
 
 from ..codeobject import CodeObject
 from ..dtypes import f32, i32
@@ -13,7 +14,7 @@ from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
-from .gpu import Clock, Gpu, GpuLimits
+from .gpu import Clock, Gpu, GpuLimits, fence
 
 
 class AssemblerMissing(RuntimeError):
@@ -43,6 +44,7 @@ class Sm90a(Gpu):
     )
     shared_bytes, max_workgroup, vector_bytes = limits.shared_bytes, limits.max_workgroup, limits.vector_bytes
     held_bytes = 128  # registers a thread may give to one held row, in bytes
+    scopes = MappingProxyType({"workgroup": "block", "device": "device"})  # LLVM's names
 
     # mma.sync.m16n8k16: lane = 4 * row + pair of columns
     _lanes = (Mode(4, 1, 2), Mode(8, 0, 1))
@@ -74,6 +76,20 @@ class Sm90a(Gpu):
 
     def barrier(self):
         intrinsic("llvm.nvvm.barrier.cta.sync.aligned.all", None, constant(0, i32))
+
+    def over_wave(self, kind: str, v: Value) -> Value:
+        """redux.sync: the sum, greatest or least of the warp's 32-bit integers."""
+        name = "add" if kind == "add" else f"{'' if v.dtype.signed else 'u'}{kind}"
+        got = intrinsic(f"llvm.nvvm.redux.sync.{name}", mlir_type(i32), v, constant(-1, i32))
+        return Value(got, v.dtype)
+
+    def publish(self):
+        """What this thread has stored in device memory may be read by any other, once it has `observe`d."""
+        fence("release", "device")
+
+    def observe(self):
+        """From here on this thread reads what others have published."""
+        fence("acquire", "device")
 
     def exchange(self, k, v: Value, distance):
         """shfl.sync.bfly: this lane's value, and that of lane ^ distance."""

@@ -1,0 +1,103 @@
+"""The threshold search: which key do at least k of the workgroup's keys reach, and not many more?
+
+All threads look at once, each at keys in its registers. A round counts the keys at and above a few pivots, as many as
+have room in one word, and keeps the part of the range that holds the answer. Data plays no part in what it costs but
+by the number of rounds: no two threads compete for a histogram's bin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+from flykernels.lang import Kernel, Tally, Value, atomic, constant, maximum, minimum, over_lanes, select, u32
+from flykernels.layout import Layout
+
+from .order import ALL, NOBODY
+
+
+def number(x: int) -> Value:
+    return constant(x, u32)
+
+
+class Search:
+    """Searches of one workgroup. Before each: `clear()`, then a barrier; after it another before the next `clear()`."""
+
+    def __init__(self, k: Kernel):
+        self.k, self.tally = k, Tally(k, u32)
+        self.ends = k.shared(u32, Layout((2,), (1,)))  # least and greatest key
+
+    def clear(self):
+        self.tally.clear()
+
+        @self.k.when(self.k.thread < 2)
+        def _():
+            self.ends.put(select(self.k.thread.equals(0), number(ALL), number(NOBODY)), self.k.thread)
+
+    def __call__(self, keys: list[Value], want: Value, most: Value) -> tuple[Value, Value, Value]:
+        """(T, how many keys are >= T, how many are > T where the first is above `most`).
+
+        At least `want` keys are >= T, and at most `most` unless more are equal to T. Where fewer than `want` are not 0,
+        T is the least of them. keys: this thread's, 0 for none."""
+        k = self.k
+        least = reduce(minimum, [select(x.equals(NOBODY), number(ALL), x) for x in keys])
+        ends = [over_lanes(k, "min", least, k.target.lanes), over_lanes(k, "max", reduce(maximum, keys), k.target.lanes)]
+
+        @k.when((k.thread % k.target.lanes).equals(0))
+        def _():
+            atomic(k, "min", self.ends, ends[0], 0)
+            atomic(k, "max", self.ends, ends[1], 1)
+
+        k.barrier()
+        bits = (len(keys) * k.workgroup_size).bit_length()  # of a count
+        pivots = 32 // bits
+
+        @k.repeat(
+            carry=(self.ends.get(0), self.ends.get(1), number(ALL), number(0), number(0)),
+            going=lambda s: (s[0] < s[1]) & (s[2] > most),
+        )
+        def found(s):
+            low, high, count, above, slot = s
+            span = high - low
+            step = span // (pivots + 1)
+            at = [low + minimum(span, maximum(step * j, j)) for j in range(1, pivots + 1)]
+            reached = number(0)
+            for x in keys:
+                for j, pivot in enumerate(at):
+                    reached = reached + select(x >= pivot, number(1 << bits * j), number(0))
+            total = self.tally.sum(reached, slot)
+            counts = [(total >> bits * j) & ((1 << bits) - 1) for j in range(pivots)]
+            for pivot, n in zip(at, counts):
+                low, count = select(n >= want, pivot, low), select(n >= want, n, count)
+            for pivot, n in reversed(list(zip(at, counts))):
+                high, above = select(n < want, pivot - 1, high), select(n < want, n, above)
+            return low, high, count, above, self.tally.next_slot(slot)
+
+        return found[0], found[2], found[3]
+
+
+class Threshold:
+    """A search by key, and where too many are equal a second one by position: the first of them are wanted."""
+
+    def __init__(self, k: Kernel):
+        self.k, self.by_key, self.by_position = k, Search(k), Search(k)
+
+    def clear(self):
+        self.by_key.clear()
+        self.by_position.clear()
+
+    def __call__(self, keys: list[Value], want, most, ties: Callable[[Value], list[Value]]) -> tuple[Value, Value]:
+        """(T, P): what is wanted has a key > T, or a key T and a position whose complement is >= P.
+
+        ties(T): for each of this thread's keys that is T the complement of its position, for others 0."""
+        limit, count, above = self.by_key(keys, want, most)
+
+        @self.k.when(count > most, carry=number(0))
+        def position(_):
+            return self.by_position(ties(limit), want - above, most - above)[0]
+
+        return limit, position
+
+
+def reaches(key: Value, complement: Value, limit: Value, position: Value) -> Value:
+    """Whether an element is on the wanted side of a Threshold."""
+    return (key > limit) | (key.equals(limit) & (complement >= position))
