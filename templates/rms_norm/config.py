@@ -43,9 +43,14 @@ class GpuConfig:
         tiles = -(-rows // self.rows_per_workgroup)
         return max(1, min(tiles, self.parts or tiles))
 
+    @property
+    def slots(self) -> int:
+        """Rows of sums that a part leaves in workspace, backward: one for each row that it works on at a time."""
+        return self.rows_per_workgroup if self.held else 1
+
     def workspace_bytes(self, rows: int, width: int, parts: int) -> int:
         """Bytes behind the argument `workspace`, where there is one."""
-        return (parts * width if self.parts else rows * self.slices) * f32.bytes
+        return (parts * self.slots * width if self.parts else rows * self.slices) * f32.bytes
 
     def key(self) -> dict:
         """Readable JSON form: what a cache entry holds."""

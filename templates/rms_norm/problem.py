@@ -12,6 +12,7 @@ the type that it computes in (see `eps_or_default`).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from math import gcd
 
 from flykernels.dtypes import DType, dtype
 
@@ -66,6 +67,12 @@ class RMSNormProblem:
     @property
     def backward(self) -> bool:
         return self.direction == "backward"
+
+    @property
+    def widest_vector(self) -> int:
+        """Elements that may move together on a GPU: as all rows' starts are aligned, those of dense results included."""
+        assert self.width is not None
+        return gcd(self.align, self.width * self.type.bytes, VECTOR_BYTES) // self.type.bytes
 
     def why_not(self, target) -> str | None:
         """Why no kernel of this template serves the problem on `target`, in words; None if one does."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from flykernels.dtypes import f32
+from flykernels.lang import Kernel, rsqrt
+from flykernels.lang.values import constant
 
-from flykernels.codeobject import Extent
-from flykernels.dtypes import f32, i64
-from flykernels.lang import Global, Kernel, View, rsqrt
-from flykernels.lang.values import Value, constant
-
-from .arguments import pointers, scalar_types
+from . import x86_backward
 from .config import X86Config
 from .problem import RMSNormProblem
-from .x86_rows import Units
+from .x86_rows import Units, arguments, line, share, spread, together
 
 
 def steps(p: RMSNormProblem, cfg: X86Config):
     """The kernels that are launched in turn."""
-    return (rms_norm,)
+    return x86_backward.steps(p) if p.backward else (rms_norm,)
 
 
 def rms_norm(k: Kernel, p: RMSNormProblem, cfg: X86Config):
@@ -25,7 +22,7 @@ def rms_norm(k: Kernel, p: RMSNormProblem, cfg: X86Config):
     given = arguments(k, p)
     width, rows = given["width"], given["rows"]
     units = Units(k, [t for t in (p.type, p.weight_type) if t], clean=True)
-    count = f32_of(width)
+    count = width.to(f32)  # exact: widths are below 2**24
     eps = given["eps"].bitcast(f32)
     first, end = share(k, given)
 
@@ -68,44 +65,3 @@ def rms_norm(k: Kernel, p: RMSNormProblem, cfg: X86Config):
             return ()
 
         units.visit(width, cfg.unroll, scale, scale_one)
-
-
-# -- what the kernels share
-def arguments(k: Kernel, p: RMSNormProblem, *more: str) -> dict:
-    """The arguments by name, memory as rows of neighbours; more: names of further pointers to f32."""
-    kinds = {"weight": p.weight_type, "dweight": p.weight_type, "rstd": f32} | dict.fromkeys(more, f32)
-    row = lambda name: kinds.get(name, p.type)
-    memory = {n: Global(row(n), (1,), (1,), alignment=row(n).bytes) for n in (*pointers(p), *more)}
-    order = {n: memory[n] for n in pointers(p)} | scalar_types(p) | {n: memory[n] for n in more}
-    k.grid = ((Extent("parts"),),)
-    return dict(zip(order, k.args(**order)))
-
-
-def share(k: Kernel, given: dict, of: str = "rows"):
-    """(first, end): this part's run of rows (or of what `of` counts)."""
-    part, parts, all_of_them = k.workgroup_id().to(i64), given["parts"], given[of]
-    return part * all_of_them // parts, (part + 1) * all_of_them // parts
-
-
-def line(memory: View, row: Value, stride: Value) -> View:
-    """One row."""
-    return replace(replace(memory, stride=(stride,)).at(row), stride=(1,))
-
-
-def spread(sums: tuple, n: int, unit: list[Value]) -> tuple:
-    """Adds unit number n of a turn to its own sums."""
-    first = n * len(unit)
-    return tuple(s + unit[i - first] if first <= i < first + len(unit) else s for i, s in enumerate(sums))
-
-
-def together(sums) -> Value:
-    """The sum of all elements of some vectors, by halves."""
-    sums = list(sums)
-    while len(sums) > 1:
-        sums = [a + b for a, b in zip(sums[::2], sums[1::2])] + (sums[-1:] if len(sums) % 2 else [])
-    return sums[0].fold(lambda a, b: a + b)
-
-
-def f32_of(count: Value) -> Value:
-    """An i64 that f32 holds exactly (up to 2**24)."""
-    return count.to(f32)

@@ -11,11 +11,16 @@ have been visited already. Rows shorter than a unit go one element at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from flykernels.codeobject import Extent
 from flykernels.dtypes import DType, bf16, f32, i32, i64, u32
-from flykernels.lang import Kernel, View, select
+from flykernels.lang import Global, Kernel, View, select
 from flykernels.lang.values import Value, constant, mlir_type
 from flykernels.mlir import arith, ir
+
+from .arguments import pointers, scalar_types
+from .problem import RMSNormProblem
 
 HALF = 16  # bits of a bf16; an f32 has as many more
 UPPER = 0xFFFF0000 - 2**32  # as a signed 32-bit number
@@ -28,7 +33,7 @@ class Units:
     dtypes  of all operands that are read or written along rows
     clean   no operand can hold a NaN with bits that bf16 has not: rounding then needs no thought of NaN"""
 
-    def __init__(self, k: Kernel, dtypes: Sequence[DType], clean: bool):
+    def __init__(self, k: Kernel, dtypes: Sequence[DType], clean: bool = True):
         self.k, self.lanes, self.clean = k, k.target.vector_bytes // f32.bytes, clean
         self.paired = all(t == bf16 for t in dtypes)
         self.vectors = 2 if self.paired else 1
@@ -112,3 +117,39 @@ def _numbers(values) -> Value:
     kind = mlir_type(i32, len(values))
     text = ", ".join(map(str, values))
     return Value(arith.constant(kind, ir.Attribute.parse(f"dense<[{text}]> : {kind}")), i32, len(values))
+
+
+# -- what the kernels share
+def arguments(k: Kernel, p: RMSNormProblem, *more: str) -> dict:
+    """The arguments by name, memory as rows of neighbours; more: names of further pointers to f32."""
+    kinds = {"weight": p.weight_type, "dweight": p.weight_type, "rstd": f32} | dict.fromkeys(more, f32)
+    row = lambda name: kinds.get(name, p.type)
+    memory = {n: Global(row(n), (1,), (1,), alignment=row(n).bytes) for n in (*pointers(p), *more)}
+    order = {n: memory[n] for n in pointers(p)} | scalar_types(p) | {n: memory[n] for n in more}
+    k.grid = ((Extent("parts"),),)
+    return dict(zip(order, k.args(**order)))
+
+
+def share(k: Kernel, given: dict, of: str = "rows"):
+    """(first, end): this part's run of rows (or of what `of` counts)."""
+    part, parts, all_of_them = k.workgroup_id().to(i64), given["parts"], given[of]
+    return part * all_of_them // parts, (part + 1) * all_of_them // parts
+
+
+def line(memory: View, row: Value, stride: Value) -> View:
+    """One row."""
+    return replace(replace(memory, stride=(stride,)).at(row), stride=(1,))
+
+
+def spread(sums: tuple, n: int, unit: list[Value]) -> tuple:
+    """Adds unit number n of a turn to its own sums."""
+    first = n * len(unit)
+    return tuple(s + unit[i - first] if first <= i < first + len(unit) else s for i, s in enumerate(sums))
+
+
+def together(sums) -> Value:
+    """The sum of all elements of some vectors, by halves."""
+    sums = list(sums)
+    while len(sums) > 1:
+        sums = [a + b for a, b in zip(sums[::2], sums[1::2])] + (sums[-1:] if len(sums) % 2 else [])
+    return sums[0].fold(lambda a, b: a + b)
