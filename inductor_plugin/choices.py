@@ -18,15 +18,12 @@ from .fingerprint import fingerprint
 from .kernels import Spec
 from .measure import request as measurement
 from .requests import OPS, NotEligible, Request, from_choice
+from .settings import PinnedMiss
 
 log = logging.getLogger(__name__)
 names = private.load().names
 
 BIND = "flykernels_bind"
-
-
-class PinnedMiss(RuntimeError):
-    """FLYKERNELS_MODE=pinned-strict, and the cache does not know a problem."""
 
 
 class KernelCall(names.ExternKernelOut):  # type: ignore[name-defined,misc]

@@ -1,4 +1,4 @@
-"""Every private name of TorchInductor that this plugin touches, and nothing else touches them.
+"""Every private name of TorchInductor and of torch's dispatcher that this plugin touches; nothing else touches them.
 
 `load()` imports them and says which are missing; with one missing the plugin stays off and the user has what they had.
 Read in torch 2.11, 2.13 and 2.15; `tests/plugin/test_private.py` holds the contract: what each name must accept and do.
@@ -42,6 +42,19 @@ OPTIONAL = {
     "benchmarker": "torch._inductor.runtime.benchmarking:benchmarker",
 }
 
+# Of torch itself, for eager operators: nothing of Inductor is imported for these.
+EAGER_REQUIRED = {
+    "get_kernel": "torch.library:get_kernel",  # the kernel that the dispatcher has, before ours takes its place
+    "DispatchKey": "torch._C:DispatchKey",
+    "DispatchKeySet": "torch._C:DispatchKeySet",
+    "dispatch_modes": "torch._C:_len_torch_dispatch_stack",  # how many TorchDispatchModes look on
+    "functorch_level": "torch._C._functorch:peek_interpreter_stack",  # None outside vmap, grad, jvp, ...
+    "forward_ad": "torch.autograd.forward_ad",  # its _current_level: -1 outside forward-mode differentiation
+    "forward_ad_level": "torch.autograd.forward_ad:_current_level",
+    "empty_strided_cpu": "torch._C._dynamo.guards:_empty_strided_cpu",  # what generated code allocates with
+    "empty_strided_cuda": "torch._C._dynamo.guards:_empty_strided_cuda",
+}
+
 
 @dataclass(frozen=True)
 class Private:
@@ -70,6 +83,25 @@ def load() -> Private:
     if not missing and not hasattr(found["get_algorithm_selector_cache"](), "preprocessing_fns"):
         missing.append("torch._inductor.select_algorithm: the selector cache has no preprocessing_fns")
     return Private(SimpleNamespace(**found), tuple(missing))
+
+
+@functools.cache
+def eager() -> Any:
+    """The names that eager operators need. AttributeError or ImportError, by name, where this torch lacks one."""
+    import torch
+
+    found = SimpleNamespace(**{name: _resolve(path) for name, path in EAGER_REQUIRED.items()})
+    found.current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+    return found
+
+
+def kernel_of(op: str, key: str) -> Any:
+    """The kernel that the dispatcher now calls for an operator ("aten::topk") and key ("CPU"), as a function of (keys,
+    *arguments), or None if there is none. keys: what a kernel registered `with_keyset` is given."""
+    try:
+        return eager().get_kernel(op, key).call_boxed
+    except (RuntimeError, ValueError):
+        return None
 
 
 # -- what the rest of the plugin asks of Inductor, in its own words

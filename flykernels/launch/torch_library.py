@@ -14,7 +14,9 @@ import ctypes
 import logging
 import struct
 import threading
+import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,19 @@ def libtorch() -> ctypes.CDLL:
     except (OSError, AttributeError) as e:
         raise LaunchError(f"torch {torch.__version__} has no door for top-k kernels: {e}") from e
     return library
+
+
+@cache
+def _warn_of_overriding() -> None:
+    """PyTorch warns once a process, of the first override of any kernel, on standard error if no Python called it. So
+    let it be one that Python made, where the warning can be kept quiet."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("topk", lambda *_, **__: None, "CPU")
+        library._destroy()
 
 
 class TopkDoor:
@@ -128,6 +143,7 @@ class TopkDoor:
         """Registers the entries for CPU tensors. LaunchError if PyTorch refuses."""
         if self._handle:
             return
+        _warn_of_overriding()
         where, handle = __file__.encode(), ctypes.c_void_p()
         if self._library.aoti_torch_library_init_impl(b"aten", b"CPU", where, 0, ctypes.byref(handle)):
             raise LaunchError("PyTorch made no library object for aten on the CPU")
