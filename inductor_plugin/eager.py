@@ -117,6 +117,16 @@ def original(op: str, device: str) -> Callable:
     return lambda *arguments, **named: call(keys, *arguments, **named)
 
 
+def description(device: str) -> dict:
+    """What of a device decides speed, as the cache's keys hold it."""
+    import torch
+
+    from . import devices
+
+    kind = devices.kind_of(torch.device(device, 0) if device != "cpu" else torch.device(device))
+    return devices.DEVICES[kind].description()
+
+
 def forget() -> None:
     """Drops what this process remembers of decisions: the tuning cache is asked again."""
     with _lock:
