@@ -10,7 +10,7 @@ then scalars:
     width                         i64; where the problem leaves it open (x86)
     x_row, [residual_row]         i64, forward: elements from one row to the next
     x_row, dy_row, [dsum_row]     i64, backward; 0 is allowed (an expanded gradient)
-    parts                         i64, at least 1: what the configuration's `parts_for` says
+    parts                         i64: what the configuration's `parts_for` says
     [workspace]                   a pointer, where the code objects' arguments name it: device memory of as many bytes as
                                   the configuration's `workspace_bytes` says, aligned to 16, undefined before and after
 

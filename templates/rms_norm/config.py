@@ -17,9 +17,11 @@ class GpuConfig:
     rows_per_workgroup  rows that a workgroup works on at the same time
     vector              elements that move together
     held                rows stay in registers between the sum and the scaling; else they are read twice
-    slices              workgroups that share a row (few and wide rows): two launches, sums and then scaling
+    slices              workgroups, at most, that share a row, forward, in two launches: sums, then scaling
     parts               workgroups in all at most, each of which works on several tiles of rows in turn; 0 (forward only):
                         one workgroup a tile
+    ahead               with parts: the next tile is fetched while one is worked on
+    sums                backward: the weight's gradient is added up in registers along with dx; else by columns, apart
     """
 
     threads_per_row: int
@@ -28,25 +30,29 @@ class GpuConfig:
     held: bool = True
     slices: int = 1
     parts: int = 0
+    ahead: bool = True
+    sums: bool = False
 
     def __post_init__(self):
         for name in ("threads_per_row", "vector"):
             if getattr(self, name) < 1 or getattr(self, name) & (getattr(self, name) - 1):
                 raise ValueError(f"{self}: {name} must be a power of two")
+        if self.sums and not self.held:
+            raise ValueError(f"{self}: sums that stay in registers need rows that do")
 
     @property
     def workgroup_size(self) -> int:
         return self.threads_per_row * self.rows_per_workgroup
 
     def parts_for(self, rows: int, width: int, threads: int = 1) -> int:
-        """The argument `parts`: runs of neighbouring rows that are worked on apart; at least one."""
+        """The argument `parts`: workgroups that share the tiles of rows; none for no rows."""
         tiles = -(-rows // self.rows_per_workgroup)
-        return max(1, min(tiles, self.parts or tiles))
+        return min(tiles, self.parts or tiles)
 
     @property
     def slots(self) -> int:
         """Rows of sums that a part leaves in workspace, backward: one for each row that it works on at a time."""
-        return self.rows_per_workgroup if self.held else 1
+        return self.rows_per_workgroup if self.sums else 1
 
     def workspace_bytes(self, rows: int, width: int, parts: int) -> int:
         """Bytes behind the argument `workspace`, where there is one."""

@@ -8,12 +8,15 @@ from flykernels.lang import Kernel, rsqrt
 from . import gpu_backward
 from .config import GpuConfig
 from .gpu_rows import arguments, layout, leave, tiles_in_turn
+from .gpu_slices import slice_scaled, slice_sums
 from .problem import RMSNormProblem
 
 
 def steps(p: RMSNormProblem, cfg: GpuConfig):
     """The kernels that are launched in turn."""
-    return gpu_backward.steps(p, cfg) if p.backward else (rms_norm,)
+    if p.backward:
+        return gpu_backward.steps(p, cfg)
+    return (rms_norm,) if cfg.slices == 1 else (slice_sums, slice_scaled)
 
 
 def rms_norm(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):

@@ -17,7 +17,7 @@ from .config import GpuConfig
 from .gpu_rows import arguments, layout, tiles_in_turn
 from .problem import RMSNormProblem
 
-DEEP = 8  # rows whose loads are under way together, where columns are summed up
+UNDER_WAY = 32  # elements of x that a thread has under way, where columns are summed up
 SUM_LANES = 16  # threads side by side along a row of sums: 256 bytes of it
 
 
@@ -25,19 +25,19 @@ def steps(p: RMSNormProblem, cfg: GpuConfig):
     """The kernels that are launched in turn."""
     if not p.weight_gradient:
         return (rms_norm_backward,)
-    return (rms_norm_backward, column_sums) if cfg.held else (rms_norm_backward, weight_terms, column_sums)
+    return (rms_norm_backward, column_sums) if cfg.sums else (rms_norm_backward, weight_terms, column_sums)
 
 
 def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
-    """dx = rstd (g - x rstd^2 mean(g x)) [+ dsum] with g = dy w, and where rows are held the sums of dy x rstd."""
-    given = arguments(k, p, p.weight_gradient)
+    """dx = rstd (g - x rstd^2 mean(g x)) [+ dsum] with g = dy w, and with cfg.sums the sums of dy x rstd."""
+    given = arguments(k, p, workspace=p.width if p.weight_gradient else 0)
     rows = layout(p, cfg)
     tile, one_a_row = k.fragment(rows, streamed=not cfg.held), k.fragment(rows.without(1))
     here = lambda name, at: given[name].tile((cfg.rows_per_workgroup, p.width), at)
     names = [n for n in ("x", "dy", "dsum") if n in given]
     fetch = lambda at: tuple(tile.load(here(n, at)) for n in names)
     weight = tile.load(given["weight"]) if p.weight_type else None
-    adds_up = p.weight_gradient and cfg.held
+    adds_up = p.weight_gradient and cfg.sums
 
     def work(at, read, sums):
         x, dy = read[0].to(f32), read[1].to(f32)
@@ -58,20 +58,20 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 
 def weight_terms(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """The sums over each part's rows of dy x rstd, a block of columns a workgroup."""
-    given = arguments(k, p, p.weight_gradient)
-    block = cfg.workgroup_size * cfg.vector
+    given = arguments(k, p, workspace=p.width if p.weight_gradient else 0)
+    block, deep = cfg.workgroup_size * cfg.vector, UNDER_WAY // cfg.vector
     k.grid = ((Extent(p.width, block),), (Extent("parts"),))
     rows = ThreadValues(
-        (DEEP, block), (Mode(cfg.workgroup_size, 1, cfg.vector),), Mode(cfg.vector, 1, 1), (Mode(DEEP, 0, 1),)
+        (deep, block), (Mode(cfg.workgroup_size, 1, cfg.vector),), Mode(cfg.vector, 1, 1), (Mode(deep, 0, 1),)
     )
     tile, one_a_row, one_a_column = k.fragment(rows), k.fragment(rows.without(1)), k.fragment(rows.without(0))
     column, part = k.workgroup_id(0), k.workgroup_id(1)
-    tiles = ((given["rows"] + (DEEP - 1)) // DEEP).to(i32)
+    tiles = ((given["rows"] + (deep - 1)) // deep).to(i32)
 
     @k.loop(part, tiles, given["parts"].to(i32), carry=one_a_column.zeros(f32))
     def sums(at, sums):
-        read = lambda name: tile.load(given[name].tile((DEEP, block), at, column)).to(f32)
-        rstd = one_a_row.load(given["rstd"].tile((DEEP, 1), at)).map(lambda v: v[0])
+        read = lambda name: tile.load(given[name].tile((deep, block), at, column)).to(f32)
+        rstd = one_a_row.load(given["rstd"].tile((deep, 1), at)).map(lambda v: v[0])
         return sums + (read("dy") * read("x") * rstd).sum(axis=0)
 
     one_a_column.store(given["workspace"].tile((1, block), part, column), sums)
@@ -79,7 +79,7 @@ def weight_terms(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 
 def column_sums(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """dweight: the sums of all parts, column by column, in a fixed order."""
-    given = arguments(k, p, p.weight_gradient)
+    given = arguments(k, p, workspace=p.width if p.weight_gradient else 0)
     vector = min(cfg.vector, k.target.vector_bytes // f32.bytes)
     across, down = SUM_LANES, cfg.workgroup_size // SUM_LANES
     block = across * vector

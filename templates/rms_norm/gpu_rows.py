@@ -16,8 +16,10 @@ from .problem import VECTOR_BYTES, RMSNormProblem
 MANY = 1 << 30  # rows of workspace: more than there can be workgroups, so that nothing of it is masked
 
 
-def arguments(k: Kernel, p: RMSNormProblem, workspace: bool = False) -> dict:
-    """The arguments by name. x, y and their like are (rows, width); rstd is (rows, 1); workspace (any, width) of f32."""
+def arguments(k: Kernel, p: RMSNormProblem, workspace: int = 0) -> dict:
+    """The arguments by name. x, y and their like are (rows, width); rstd is (rows, 1).
+
+    workspace: if not 0, rows of so many f32."""
     kinds = {"weight": p.weight_type, "dweight": p.weight_type}
     memory = {}
     for name in pointers(p):
@@ -32,7 +34,7 @@ def arguments(k: Kernel, p: RMSNormProblem, workspace: bool = False) -> dict:
             memory[name] = Global(p.type, *rows, alignment=p.align, stride_multiple=multiple)
         else:
             memory[name] = Global(p.type, ("rows", p.width))
-    more = {"workspace": Global(f32, (MANY, p.width))} if workspace else {}
+    more = {"workspace": Global(f32, (MANY, workspace))} if workspace else {}
     order = memory | scalar_types(p) | more
     return dict(zip(order, k.args(**order)))
 
@@ -58,13 +60,13 @@ def tiles_in_turn(k: Kernel, cfg: GpuConfig, given: dict, fetch: Callable, work:
     k.grid = ((Extent("parts"),),)
     tiles = ((given["rows"] + (cfg.rows_per_workgroup - 1)) // cfg.rows_per_workgroup).to(i32)
     stride, first = given["parts"].to(i32), k.workgroup_id()
-    if not cfg.held:  # nothing to fetch ahead: what is streamed is read when it is used
+    if not (cfg.held and cfg.ahead):  # what is streamed is read when it is used
 
         @k.loop(first, tiles, stride, carry=carry)
-        def streamed(at, *now):
+        def in_turn(at, *now):
             return work(at, fetch(at), *now) if now else work(at, fetch(at), ())
 
-        return streamed
+        return in_turn
 
     last = tiles - 1
 

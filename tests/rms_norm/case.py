@@ -91,8 +91,9 @@ def call(p: RMSNormProblem, config, target, made: dict[str, Guarded], threads=2,
             addresses = {n: g.view.data_ptr() for n, g in made.items()} | {"workspace": workspace.data_ptr()}
             host.load(code).launcher()(*((addresses | values)[a.name] for a in code.arguments))
         else:
-            workspaces = ("workspace",) if code is not built[-1] else ()
-            results.append(simulate(code, made, tensors, values, results_of(p) + workspaces))
+            fresh = {*results_of(p)} - ({"sum", "dx"} if code is not built[0] else set())
+            fresh |= {"workspace"} if code is not built[-1] else set()
+            results.append(simulate(code, made, tensors, values, fresh))
     return results
 
 
