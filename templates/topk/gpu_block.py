@@ -145,7 +145,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
     _, _, floor, slot = state
     if vector > 1:  # the elements after the last whole vector: the last part's
-        mine = (vectors < width) & (end.equals(vectors)) & (begin < end) if cfg.split else vectors < width
+        mine = vectors < width
 
         @k.when(mine & (part + 1).equals(parts) if cfg.split else mine)
         def _():
