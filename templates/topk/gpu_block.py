@@ -54,6 +54,7 @@ class Sizes:
 
 
 def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
+    k.of_target.beside = cfg.resident
     given, order, sizes = Given.declare(k, p, cfg), Order(p.largest), Sizes(cfg)
     k.grid = ((Extent("rows"), *((Extent("parts"),) if cfg.split else ())),)
     width, want = given["width"].to(u32), given["k"].to(u32)

@@ -14,7 +14,7 @@ SHORT_K, MIDDLE_K = 16, 128  # classes of k: a lane's candidates in "rows"; what
 SHORT_LANES = (16, 32)  # that hold a row; both are less than a wave
 SHORT_BYTES = 128  # of a row in one lane's registers, as f32
 WORKGROUP = 256  # threads: four fit on a compute unit with all that they hold
-RESIDENT = 4  # workgroups of that size on a compute unit
+RESIDENT = 3  # workgroups of that size on a compute unit
 LOADS = 4  # of 16 bytes that a thread has in flight
 ENTRY = 8  # bytes of a candidate
 
@@ -65,7 +65,7 @@ def _block(p: TopKProblem, target):
         parts = parts_of(p, target, threads, threads * elements)
         split = parts > 1
         yield (
-            TopKConfig("block", most_k, 0, threads, 1, elements, split, parts),
+            TopKConfig("block", most_k, 0, threads, 1, elements, RESIDENT * WORKGROUP // threads, split, parts),
             f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time",
         )
 
@@ -77,6 +77,6 @@ def _select(p: TopKProblem, target):
         chunk = threads * elements
         parts = min(parts_of(p, target, threads, chunk), max(1, p.width // (2 * max(chunk, p.k))))
         yield (
-            TopKConfig("select", most_k, 0, threads, 1, elements, parts > 1, parts),
+            TopKConfig("select", most_k, 0, threads, 1, elements, 1, parts > 1, parts),
             f"{parts} workgroups of {threads} threads a row; the board holds a chunk of {chunk}",
         )
