@@ -40,13 +40,20 @@ SHAPES = [
 @pytest.mark.parametrize("rows, width, k", SHAPES)
 @pytest.mark.parametrize("dtype, largest", [("f32", True), ("bf16", False), ("f16", True)])
 def test_all_kinds_of_data_and_all_configurations(rows, width, k, dtype, largest):
-    for align, pad in ((16, -width % 8), (4, -width % 2), (2, 0)):
-        if align < (4 if dtype == "f32" else 2):
-            continue
-        p = TopKProblem(rows, width, k, dtype, largest, align=align)
-        for c in configurations(p, sm90a).kept if align == 16 else configurations(p, sm90a).kept[:1]:
-            for kind in KINDS if c is configurations(p, sm90a).kept[0] or align == 16 else KINDS[:1]:
-                run(p, c.config, data(kind, rows, width), pad=pad)
+    first, *others = (c.config for c in configurations(TopKProblem(rows, width, k, dtype, largest), sm90a).kept)
+    for config, kinds in ((first, KINDS), *((c, ("normal", "few", "special")) for c in others)):
+        for kind in kinds:
+            run(TopKProblem(rows, width, k, dtype, largest), config, data(kind, rows, width), pad=-width % 8)
+
+
+@pytest.mark.parametrize("rows, width, k", SHAPES[::2])
+@pytest.mark.parametrize("dtype, align", [("f32", 4), ("bf16", 4), ("f16", 2)])
+def test_rows_at_odd_places(rows, width, k, dtype, align):
+    step = max(1, align // 2) if dtype != "f32" else 1
+    p = TopKProblem(rows, width, k, dtype, align=align)
+    config = configurations(p, sm90a).kept[0].config
+    for kind in ("normal", "special"):
+        run(p, config, data(kind, rows, width), pad=-width % step, offset=step)
 
 
 def test_one_after_the_other_share_a_workspace():
