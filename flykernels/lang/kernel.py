@@ -195,6 +195,17 @@ class Kernel:
                 body()
                 scf.yield_([])
 
+    def choose(self, condition: Value, yes, otherwise):
+        """What yes() gives where condition holds, else `otherwise`: Values, Fragments, or nests of tuples of them, of
+        the same types."""
+        leaves, rebuild = flatten(otherwise)
+        op = scf.IfOp(condition.ssa, [v.ssa.type for v in leaves], has_else=True)
+        with ir.InsertionPoint(op.then_block):
+            scf.yield_([v.ssa for v in flatten(yes())[0]])
+        with ir.InsertionPoint(op.else_block):
+            scf.yield_([v.ssa for v in leaves])
+        return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
+
     # -- workgroup
     def wait_loads(self, in_flight: int | None):
         """Until all but this wave's youngest `in_flight` loads from memory have landed (None: go on).

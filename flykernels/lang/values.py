@@ -298,6 +298,11 @@ def maximum_or_nan(a: Value, b: Value) -> Value:
     return Value(arith.maximumf(a.ssa, b.ssa), a.dtype, a.width)
 
 
+def popcount(x: Value) -> Value:
+    """How many bits of an integer are set, as an integer of its type."""
+    return Value(math.ctpop(x.ssa), x.dtype, x.width)
+
+
 def fma(a, b, c) -> Value:
     """a * b + c with one rounding. Float Values; a scalar or a number among them is splat."""
     values = [x for x in (a, b, c) if isinstance(x, Value)]

@@ -15,8 +15,8 @@ from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm, rocdl
 from . import amd_link, amd_metadata
-from .gfx950_lanes import MOST_LOADS, compiler_fence, exchange, waitcnt
-from .gpu import Clock, Gpu, GpuLimits, fence
+from .gfx950_lanes import MOST_LOADS, compiler_fence, exchange, fence, waitcnt
+from .gpu import Clock, Gpu, GpuLimits
 
 BUFFER_FLAGS = 0x27000  # a raw buffer of 32-bit words, as LLVM's own descriptors for this family
 BUFFER_MOST = 0xFFFFF000  # bytes a descriptor may span here: an offset from here on is outside every buffer
@@ -150,11 +150,11 @@ class Gfx950(Gpu):
 
     def publish(self):
         """What this wave has stored in device memory may be read by waves of any compute unit, once they `observe`."""
-        fence("release", "agent")
+        fence("release")
 
     def observe(self):
         """From here on this wave reads what other compute units have published."""
-        fence("acquire", "agent")
+        fence("acquire")
 
     def count_up(self, pointer, by: int = 1) -> Value:
         """Adds to an i32 in device memory, one addition after the other on the whole device; what was there before."""

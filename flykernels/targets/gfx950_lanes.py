@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..dtypes import i1, i32
 from ..lang.values import Value, constant, mlir_type
 from ..mlir import intrinsic, ir, llvm, rocdl
-from .gpu import fence
 
 QUAD = lambda *p: sum(x << 2 * i for i, x in enumerate(p))
 ROW_HALF_MIRROR, ROW_ROTATE = 0x141, 0x120
@@ -39,3 +38,9 @@ def waitcnt(memory: int = MOST_LOADS, lds: int = MOST_LDS) -> int:
 def compiler_fence(ordering: str) -> None:
     """Keeps the compiler from moving memory operations across; no instruction comes of it (one wave is in order)."""
     fence(ordering, "wavefront")
+
+
+def fence(ordering: str, scope: str = "agent") -> None:
+    """An "acquire" or "release" fence. "agent": of the whole device; L2 caches are written back or dropped."""
+    number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), {"acquire": 4, "release": 5}[ordering])
+    llvm.fence(number, syncscope=scope)

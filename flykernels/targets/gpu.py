@@ -76,13 +76,6 @@ def keep_loops(module):
     module.operation.walk(visit)
 
 
-def fence(ordering: str, scope: str) -> None:
-    """An "acquire" or "release" fence among the threads of LLVM's scope. Of a device: caches are written back or
-    dropped as far as that takes."""
-    number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), {"acquire": 4, "release": 5}[ordering])
-    llvm.fence(number, syncscope=scope)
-
-
 def _run(k, passes: str) -> None:
     """Passes over a kernel's module, in its context. TraceError with the user's line if one refuses."""
     try:

@@ -52,7 +52,7 @@ def declared(p: TopKProblem, config: TopKConfig) -> dict[str, Any]:
     kinds = {"x": Global(p.element, (), alignment=min(p.align, 16)), "values": Global(p.element, (), alignment=p.element.bytes)}
     kinds["indices"] = Global(i64, (), alignment=i64.bytes)
     kinds |= {n: i32 if n in ("rows", "width", "k", "inner", "parts") else i64 for n in scalars(p, config)}
-    return kinds | ({"workspace": Global(u64, (), alignment=16)} if config.split else {})
+    return kinds | ({"workspace": Global(u64, (1,), (1,), alignment=16)} if config.split else {})
 
 
 def scalar_values(p: TopKProblem, config: TopKConfig, strides: dict[str, tuple[int, ...]], inner: int = 1) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ class TopKConfig:
     workgroup_size  threads of a workgroup (x86: 1)
     lanes           that share a row ("rows")
     elements        a thread holds of a row, or of a chunk of it
+    resident        workgroups that shall fit on a compute unit: registers are limited for it (sm_90a)
     split           a row may be given to `parts` workgroups, the last of which merges: needs a workspace
     parts           workgroups a row, an argument of the launch
     threads         x86: at most so many share the rows (or parts), an argument of the launch
@@ -32,6 +33,7 @@ class TopKConfig:
     workgroup_size: int = 1
     lanes: int = 1
     elements: int = 1
+    resident: int = 1
     split: bool = False
     parts: int = 1
     threads: int = 1

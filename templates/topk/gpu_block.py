@@ -23,7 +23,7 @@ from .access import Given, vector_of, write_result
 from .arguments import COUNTERS, slot_bytes
 from .config import TopKConfig
 from .gpu_board import Board
-from .gpu_search import Threshold, number, reaches
+from .gpu_search import Threshold, number, over, reaches
 from .order import ALL, Order, entry, key_of, one
 from .problem import TopKProblem
 
@@ -54,6 +54,7 @@ class Sizes:
 
 
 def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
+    k.of_target.beside = cfg.resident
     given, order, sizes = Given.declare(k, p, cfg), Order(p.largest), Sizes(cfg)
     k.grid = ((Extent("rows"), *((Extent("parts"),) if cfg.split else ())),)
     width, want = given["width"].to(u32), given["k"].to(u32)
@@ -78,15 +79,15 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     place = lambda c: (thread + c * threads) * vector  # of this thread's vector c in a chunk
 
     def fetch(base: Value) -> tuple[Value, ...]:
-        """The chunk's vectors; where there are none, its first over again."""
+        """The chunk's vectors. Beyond the end this thread's first is read again: that changes no thread's best."""
         at = [base + place(c) for c in range(cfg.elements // vector)]
-        inside = [select(a < end, a, begin) for a in at]
+        first = select(at[0] < end, at[0], begin)
+        inside = [first, *(select(a < end, a, first) for a in at[1:])]
         return tuple(x.read(a, vector if vector > 1 else None) for a in inside)
 
     def take(elements: list[Value], positions: list[Value], present: list[Value], floor: Value, slot: Value):
         """Considers one f32 each for all threads, a list of them; the new floor. slot: of the tally of hits."""
-        held = [select(here, v, order.worst) for v, here in zip(elements, present)]
-        best = reduce(order.better, held)
+        best = reduce(order.better, elements)
         unknown = floor < 2  # fewer than k numbers so far: all count
         hit = (order.may_beat(best, order.value(floor)) | unknown) & present[0] & (floor < ALL)
         threshold.clear()
@@ -95,19 +96,19 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
         @k.when(n > 0, carry=floor)
         def floor(floor):
-            keys = lambda: [select(here, order.key(v), number(0)) for v, here in zip(held, present)]
+            keys = lambda: [select(here, order.key(v), number(0)) for v, here in zip(elements, present)]
 
             def ties(limit):
                 """The first of this thread's elements with that key."""
                 found = number(0)
                 for key, at in zip(keys(), positions):
                     found = maximum(found, select(key.equals(limit), at ^ ALL, number(0)))
-                return [found]
+                return over([found])
 
             @k.when(n > most, carry=(floor, number(ALL)))
             def limits(_):
                 mine = select(hit, order.key(best), number(0))
-                return threshold([maximum(mine, floor + 1) * one(hit)], want, most, ties)
+                return threshold(over([mine]), threads + 1, want, most, ties)
 
             limit, position = limits
 
@@ -145,7 +146,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
     _, _, floor, slot = state
     if vector > 1:  # the elements after the last whole vector: the last part's
-        mine = (vectors < width) & (end.equals(vectors)) & (begin < end) if cfg.split else vectors < width
+        mine = vectors < width
 
         @k.when(mine & (part + 1).equals(parts) if cfg.split else mine)
         def _():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 
-from flykernels.lang import Kernel, Value, atomic, constant, select, u32, u64
+from flykernels.lang import Kernel, Value, atomic, constant, popcount, select, u32, u64
 from flykernels.layout import Layout
 
 from .gpu_search import Threshold, number, reaches
@@ -19,7 +19,7 @@ class Board:
     """Room for `capacity` candidates. `count` and what lies there are the same for all threads after a barrier."""
 
     def __init__(self, k: Kernel, capacity: int):
-        self.k, self.each = k, -(-capacity // k.workgroup_size)
+        self.k, self.capacity = k, capacity
         self.entries = k.shared(u64, Layout((capacity + PAD,), (1,)))
         self.counter = k.shared(u32, Layout((1,), (1,)))
 
@@ -36,40 +36,53 @@ class Board:
 
     def add(self, entries: list[Value], wanted: list[Value]):
         """This thread's entries where wanted. A barrier must follow."""
-        k = self.k
-        total = reduce(lambda a, b: a + b, map(one, wanted))
+        k, bit = self.k, lambda i: number(1 << i)
+        chosen = reduce(lambda a, b: a | b, [select(w, bit(i), number(0)) for i, w in enumerate(wanted)])
 
-        @k.when(total > 0)
+        @k.when(chosen > 0)
         def _():
-            place = atomic(k, "add", self.counter, total, 0)
-            for e, w in zip(entries, wanted, strict=True):
+            place = atomic(k, "add", self.counter, popcount(chosen), 0)
+            for i, e in enumerate(entries):
 
-                @k.when(w)
+                @k.when((chosen & bit(i)) > 0)
                 def _():
                     self.entries.put(e, place)
 
-                place = place + one(w)
+                place = place + ((chosen >> i) & 1)
+
+    def fold(self, read: Callable[[Value], Value], count: Value):
+        """The Fold of read(entry) over this thread's share of the candidates."""
+
+        def fold(start, f):
+            @self.k.loop(self.k.thread, count, self.k.workgroup_size, carry=start)
+            def out(i, so_far):
+                return f(so_far, read(self.entries.get(i)))
+
+            return out
+
+        return fold
 
     def cut(self, threshold: Threshold, want: Value, most: Value) -> tuple[Value, Value]:
         """Drops candidates until between `want` and `most` are left, the best; (T, P) as Threshold's.
 
         Ends in a barrier. `threshold` has been cleared, and a barrier has followed."""
         k, count = self.k, self.count
-        mine = []
-        for j in range(self.each):
-            at = k.thread.to(u32) + j * k.workgroup_size
+        complement = lambda e: e.to(u32)
+        ties = lambda t: self.fold(lambda e: select(key_of(e).equals(t), complement(e), number(0)), count)
+        limit, position = threshold(self.fold(key_of, count), self.capacity, want, most, ties)
+        self.empty()
+
+        @k.loop(0, count, k.workgroup_size)
+        def _(first):
+            at = first.to(u32) + k.thread.to(u32)
 
             @k.when(at < count, carry=constant(0, u64))
-            def entry(_):
+            def e(_):
                 return self.entries.get(at)
 
-            mine.append(entry)
-        keys, complements = [key_of(e) for e in mine], [e.to(u32) for e in mine]
-        ties = lambda t: [select(x.equals(t), c, number(0)) for x, c in zip(keys, complements)]
-        limit, position = threshold(keys, want, most, ties)
-        self.empty()
-        k.barrier()
-        self.add(mine, [reaches(x, c, limit, position) & (x > 0) for x, c in zip(keys, complements)])
+            k.barrier()  # what is kept lies where all have read
+            self.add([e], [reaches(key_of(e), complement(e), limit, position) & (key_of(e) > 0)])
+
         k.barrier()
         return limit, position
 

@@ -1,8 +1,8 @@
 """The threshold search: which key do at least k of the workgroup's keys reach, and not many more?
 
-All threads look at once, each at keys in its registers. A round counts the keys at and above a few pivots, as many as
-have room in one word, and keeps the part of the range that holds the answer. Data plays no part in what it costs but
-by the number of rounds: no two threads compete for a histogram's bin."""
+All threads look at once, each at keys of its own. A round counts the keys at and above a few pivots, as many as have
+room in one word, and keeps the part of the range that holds the answer. Data plays no part in what it costs but by the
+number of rounds: no two threads compete for a histogram's bin."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from flykernels.layout import Layout
 
 from .order import ALL, NOBODY
 
+Fold = Callable  # fold(start, f): f(f(start, key), key) ... over this thread's keys; key 0 is none
+
 
 def number(x: int) -> Value:
     return constant(x, u32)
+
+
+def over(keys: list[Value]) -> Fold:
+    """The Fold of keys in registers."""
+    return lambda start, f: reduce(f, keys, start)
 
 
 class Search:
@@ -33,22 +40,23 @@ class Search:
         def _():
             self.ends.put(select(self.k.thread.equals(0), number(ALL), number(NOBODY)), self.k.thread)
 
-    def __call__(self, keys: list[Value], want: Value, most: Value) -> tuple[Value, Value, Value]:
+    def __call__(self, fold: Fold, highest: int, want: Value, most: Value) -> tuple[Value, Value, Value]:
         """(T, how many keys are >= T, how many are > T where the first is above `most`).
 
         At least `want` keys are >= T, and at most `most` unless more are equal to T. Where fewer than `want` are not 0,
-        T is the least of them. keys: this thread's, 0 for none."""
+        T is the least of them. highest: more keys than the workgroup has."""
         k = self.k
-        least = reduce(minimum, [select(x.equals(NOBODY), number(ALL), x) for x in keys])
-        ends = [over_lanes(k, "min", least, k.target.lanes), over_lanes(k, "max", reduce(maximum, keys), k.target.lanes)]
+        extend = lambda s, x: (minimum(s[0], select(x.equals(NOBODY), number(ALL), x)), maximum(s[1], x))
+        least, greatest = fold((number(ALL), number(NOBODY)), extend)
+        least, greatest = (over_lanes(k, n, v, k.target.lanes) for n, v in (("min", least), ("max", greatest)))
 
         @k.when((k.thread % k.target.lanes).equals(0))
         def _():
-            atomic(k, "min", self.ends, ends[0], 0)
-            atomic(k, "max", self.ends, ends[1], 1)
+            atomic(k, "min", self.ends, least, 0)
+            atomic(k, "max", self.ends, greatest, 1)
 
         k.barrier()
-        bits = (len(keys) * k.workgroup_size).bit_length()  # of a count
+        bits = highest.bit_length()  # of a count
         pivots = 32 // bits
 
         @k.repeat(
@@ -60,11 +68,8 @@ class Search:
             span = high - low
             step = span // (pivots + 1)
             at = [low + minimum(span, maximum(step * j, j)) for j in range(1, pivots + 1)]
-            reached = number(0)
-            for x in keys:
-                for j, pivot in enumerate(at):
-                    reached = reached + select(x >= pivot, number(1 << bits * j), number(0))
-            total = self.tally.sum(reached, slot)
+            reached = lambda x: [select(x >= pivot, number(1 << bits * j), number(0)) for j, pivot in enumerate(at)]
+            total = self.tally.sum(fold(number(0), lambda n, x: sum(reached(x), n)), slot)
             counts = [(total >> bits * j) & ((1 << bits) - 1) for j in range(pivots)]
             for pivot, n in zip(at, counts):
                 low, count = select(n >= want, pivot, low), select(n >= want, n, count)
@@ -85,15 +90,15 @@ class Threshold:
         self.by_key.clear()
         self.by_position.clear()
 
-    def __call__(self, keys: list[Value], want, most, ties: Callable[[Value], list[Value]]) -> tuple[Value, Value]:
+    def __call__(self, keys: Fold, highest: int, want, most, ties: Callable[[Value], Fold]) -> tuple[Value, Value]:
         """(T, P): what is wanted has a key > T, or a key T and a position whose complement is >= P.
 
         ties(T): for each of this thread's keys that is T the complement of its position, for others 0."""
-        limit, count, above = self.by_key(keys, want, most)
+        limit, count, above = self.by_key(keys, highest, want, most)
 
         @self.k.when(count > most, carry=number(0))
         def position(_):
-            return self.by_position(ties(limit), want - above, most - above)[0]
+            return self.by_position(ties(limit), highest, want - above, most - above)[0]
 
         return limit, position
 

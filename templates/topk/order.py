@@ -30,11 +30,6 @@ class Order:
     def zero(self) -> int:
         return SIGN if self.largest else SIGN - 1
 
-    @property
-    def worst(self) -> float:
-        """What a place without an element holds: no number is worse."""
-        return float("-inf") if self.largest else float("inf")
-
     def key(self, x: Value) -> Value:
         """An f32's key."""
         plain = x + 0.0  # makes +0 of -0
