@@ -94,9 +94,10 @@ def fence_async() -> None:
     nvvm("fence.proxy", kind="#nvvm.proxy_kind<async.shared>", space="#nvvm.shared_space<cta>")
 
 
-def named_barrier(number: int, threads: int) -> None:
+def named_barrier(number: int | Value, threads: int) -> None:
     """`threads` threads (whole warps) meet at barrier `number` (1 to 15; 0 is the workgroup's own)."""
-    nvvm("barrier", constant(number, i32), constant(threads, i32), segments=(1, 1), aligned="true")
+    number = number if isinstance(number, Value) else constant(number, i32)
+    nvvm("barrier", number, constant(threads, i32), segments=(1, 1), aligned="true")
 
 
 def named_arrive(number: int, threads: int) -> None:
@@ -140,4 +141,3 @@ def take_registers(to: int) -> None:
 def workgroups() -> Value:
     """How many workgroups were launched along x."""
     return special_register("nctaid.x")
-

@@ -24,6 +24,8 @@ from .problem import GemmProblem
 from .sm90a_config import (
     BLOCK_K,
     BLOCK_M,
+    BRINGER_REGISTERS,
+    WARP,
     Sm90aConfig,
     boxes,
     shared_memory,
@@ -74,6 +76,8 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
         barriers.fence_init()
 
     def bring():
+        if cfg.bringers > WARP:
+            barriers.give_registers(BRINGER_REGISTERS)
         first = k.thread.equals(cfg.multipliers)
 
         @k.when(first)
@@ -92,6 +96,8 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
             produce(k, p, cfg, work, memory, full, empty, rank)
 
     def multiply():
+        if cfg.bringers > WARP:
+            barriers.take_registers(cfg.registers)
         if cfg.cluster_size > 1:
             barriers.cluster_barrier()
         else:
@@ -190,7 +196,8 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memo
     def piece(piece: Piece, carried):
         at = barriers.Position(*carried, cfg.stages)
         shelf = advance_bytes(memory, room.shelves)
-        output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), shelf)
+        box_batch = (work.batch_of("c", piece),) if p.batched else ()
+        output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, shelf)
         added = output.fetch(0) if piece.inside is True and not work.shares else {}
 
         full.wait(at.stage, at.parity)
@@ -221,3 +228,5 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memo
         return after
 
     work.walk(barriers.Position.start(cfg.stages, 0).carried, piece)
+    if cfg.tma_store:
+        k.when(lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does

@@ -15,10 +15,13 @@ SWIZZLE_MOST = 128  # bytes
 BOX_MOST = 256  # elements of a TMA box along an axis
 STAGE_ALIGNMENT = 1024  # bytes after which the widest swizzle repeats
 WARP, WARPGROUP = 32, 128
+SIMD_REGISTERS = 512  # of each lane, shared by the warps of a workgroup's warpgroups: one of each is on every SIMD
+BRINGER_REGISTERS, REGISTERS_MOST = 40, 232  # that ptxas compiles the two roles for
 BLOCK_M, BLOCK_K = 64, 16  # of one wgmma
 COLUMNS_MOST = 256
 BARRIER_BYTES = 8
 SHELF_COLUMNS = 64  # of C that a warp turns round at a time
+SHELVES = 2  # for TMA: one is written out while the other is filled
 KINDS = ("wgmma", "mma")
 EVICTS = ("none", "b", "both")
 
@@ -69,8 +72,22 @@ class Sm90aConfig:
         return self.groups[0] * self.groups[1] * (WARPGROUP if self.kind == "wgmma" else WARP)
 
     @property
+    def bringers(self) -> int:
+        """Threads of the role that brings tiles. One warp would do; beside several warpgroups it is a warpgroup, since
+        only warpgroups can hand their registers to others, and registers are shared out for as many warps on all SIMDs.
+        """
+        several = self.multipliers > WARPGROUP and self.beside == 1
+        return 0 if self.kind != "wgmma" else WARPGROUP if several else WARP
+
+    @property
     def workgroup_size(self) -> int:
-        return self.multipliers + (WARP if self.kind == "wgmma" else 0)  # one warp more brings tiles
+        return self.multipliers + self.bringers
+
+    @property
+    def registers(self) -> int:
+        """That each thread that multiplies takes, once the others have given up theirs."""
+        each = (SIMD_REGISTERS // self.beside - BRINGER_REGISTERS) // (self.multipliers // WARPGROUP)
+        return min(REGISTERS_MOST, each // 8 * 8)
 
     @property
     def columns(self) -> int:
@@ -191,11 +208,12 @@ def shared_memory(p: GemmProblem, cfg: Sm90aConfig) -> Room:
 
 
 def shelf_bytes(p: GemmProblem, cfg: Sm90aConfig) -> int:
-    """Where a warpgroup turns 64 rows of C round. By TMA: two shelves in turn, each as a box lies."""
-    groups, size = cfg.groups[0] * cfg.groups[1], p.output_type.bytes
+    """Where warpgroups turn 64 rows of C each round. For TMA: two shelves in turn, of 128 bytes of each row."""
+    groups = cfg.groups[0] * cfg.groups[1]
     if cfg.tma_store:
-        return 2 * groups * up(min(BLOCK_M, cfg.tile_m) * SWIZZLE_MOST, STAGE_ALIGNMENT)
-    return groups * BLOCK_M * shelf_pitch(p, min(SHELF_COLUMNS, cfg.columns)) * size if stores_wide(p) else 0
+        return SHELVES * groups * BLOCK_M * SWIZZLE_MOST
+    pitch = shelf_pitch(p, min(SHELF_COLUMNS, cfg.columns))
+    return groups * BLOCK_M * pitch * p.output_type.bytes if stores_wide(p) else 0
 
 
 def stores_wide(p: GemmProblem) -> bool:

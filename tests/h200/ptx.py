@@ -1,4 +1,4 @@
-"""Small kernels in PTX, each for one thing that a launch has to get right; `ptxas` is not needed, the driver assembles."""
+"""Small kernels in PTX, each for one thing that a launch has to get right. The driver assembles them: no ptxas."""
 
 from __future__ import annotations
 
