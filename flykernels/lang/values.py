@@ -357,8 +357,15 @@ def _unary(op):
     return lambda x: x.map(lambda v: Value(op(v), v.dtype, v.width))
 
 
-rsqrt = _unary(lambda v: math.rsqrt(v.ssa, fastmath=FAST))
-sqrt = _unary(lambda v: math.sqrt(v.ssa, fastmath=FAST))
+
+
+def _roots():
+    """How freely roots may be computed: a target whose estimates fail for 0 and infinity has them exact."""
+    return arith.FastMathFlags.none if getattr(TARGET.get(None), "exact_roots", False) else FAST
+
+
+rsqrt = _unary(lambda v: math.rsqrt(v.ssa, fastmath=_roots()))
+sqrt = _unary(lambda v: math.sqrt(v.ssa, fastmath=_roots()))
 absolute = _unary(lambda v: math.absf(v.ssa))
 
 

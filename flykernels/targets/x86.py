@@ -38,6 +38,7 @@ class X86:
     """
 
     name, lanes = "x86", 1
+    exact_roots = True  # LLVM's estimate with a Newton step (RSQRTPS) makes NaN of 0 and infinity
     held_bytes = 512  # 16 registers: what a row may take to be held
 
     def __init__(self, level: str | None = None, caches: cpu.Caches | None = None):
