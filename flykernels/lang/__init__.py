@@ -12,6 +12,7 @@ from .values import (
     constant,
     exp2,
     fma,
+    lanes_mask,
     maximum,
     maximum_or_nan,
     minimum,
@@ -21,6 +22,7 @@ from .values import (
     select,
     sqrt,
     sums,
+    trailing_zeros,
     transpose,
 )
 
@@ -49,6 +51,7 @@ __all__ = [
     "i16",
     "i32",
     "i64",
+    "lanes_mask",
     "maximum",
     "maximum_or_nan",
     "minimum",
@@ -60,6 +63,7 @@ __all__ = [
     "sqrt",
     "sums",
     "trace",
+    "trailing_zeros",
     "transpose",
     "u8",
     "u32",

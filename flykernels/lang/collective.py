@@ -6,8 +6,9 @@ from ..layout import Layout
 from ..mlir import llvm
 from .errors import TraceError
 from .memory import View, is_shared
-from .values import Value, constant, maximum, minimum
+from .values import Value, constant, maximum, minimum, select
 
+TALLY_WORDS = 3  # of shared memory
 _COMBINE = {"add": lambda a, b: a + b, "max": maximum, "min": minimum}
 
 
@@ -43,16 +44,19 @@ class Tally:
     """Sums over the workgroup, one a turn: a word of shared memory each for this turn, the last and the next.
 
     `clear()` before the first, and a barrier after it. Then turns 0, 1, 2, ...: `slot` begins as 0 and goes on as
-    `next_slot`, and every turn ends in one barrier. Between the last turn and the next `clear` lies another barrier."""
+    `next_slot`, and every turn ends in one barrier. Between the last turn and the next `clear` lies another barrier.
 
-    def __init__(self, k, dtype):
+    words: the shared memory to use, if it is the caller's to give and to clear; where the target counts conditions as
+    it synchronises, `count` needs none."""
+
+    def __init__(self, k, dtype, words: View | None = None):
         self.k, self.dtype = k, dtype
-        self.words = k.shared(dtype, Layout((3,), (1,)))
+        self.words = words if words is not None else k.shared(dtype, Layout((TALLY_WORDS,), (1,)))
 
     def clear(self):
         zero = constant(0, self.dtype)
 
-        @self.k.when(self.k.thread < 3)
+        @self.k.when(self.k.thread < TALLY_WORDS)
         def _():
             self.words.put(zero, self.k.thread)
 
@@ -74,3 +78,10 @@ class Tally:
 
         k.barrier()
         return self.words.get(slot)
+
+    def count(self, condition: Value, slot: Value) -> Value:
+        """The number of threads where condition holds."""
+        own = getattr(self.k.target, "barrier_count", None)
+        if own is not None:
+            return own(condition).to(self.dtype)
+        return self.sum(select(condition, constant(1, self.dtype), constant(0, self.dtype)), slot)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from ..dtypes import DType, f32, i1, i32
+from ..dtypes import DType, f32, i1, i32, u32
 from ..mlir import arith, ir, llvm, math
 from .errors import TraceError
 
@@ -301,6 +301,16 @@ def maximum_or_nan(a: Value, b: Value) -> Value:
 def popcount(x: Value) -> Value:
     """How many bits of an integer are set, as an integer of its type."""
     return Value(math.ctpop(x.ssa), x.dtype, x.width)
+
+
+def trailing_zeros(x: Value) -> Value:
+    """The number of the lowest bit set of an integer, as an integer of its type; its width if none is."""
+    return Value(math.cttz(x.ssa), x.dtype, x.width)
+
+
+def lanes_mask(condition: Value) -> Value:
+    """A vector of up to 32 conditions as the bits of a u32, the first lane's lowest."""
+    return condition.bitcast(DType(f"u{condition.width}", condition.width, False)).to(u32)
 
 
 def fma(a, b, c) -> Value:

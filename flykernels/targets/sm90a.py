@@ -116,6 +116,11 @@ class Sm90a(Gpu):
     def barrier(self):
         intrinsic("llvm.nvvm.barrier.cta.sync.aligned.all", None, constant(0, i32))
 
+    def barrier_count(self, condition: Value) -> Value:
+        """A barrier, and the number of the workgroup's threads where condition holds."""
+        name = "llvm.nvvm.barrier.cta.red.popc.aligned.all"
+        return Value(intrinsic(name, mlir_type(i32), constant(0, i32), condition), i32)
+
     def over_wave(self, kind: str, v: Value) -> Value:
         """redux.sync: the sum, greatest or least of the warp's 32-bit integers."""
         name = "add" if kind == "add" else f"{'' if v.dtype.signed else 'u'}{kind}"

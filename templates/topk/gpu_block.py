@@ -23,8 +23,8 @@ from .access import Given, vector_of, write_result
 from .arguments import COUNTERS, slot_bytes
 from .config import TopKConfig
 from .gpu_board import Board
-from .gpu_search import Threshold, number, over, reaches
-from .order import ALL, Order, entry, key_of, one
+from .gpu_search import Searches, Threshold, number, over, reaches
+from .order import ALL, Order, entry, key_of
 from .problem import TopKProblem
 
 MERGED = 4  # candidates of other workgroups that a thread takes up at a time
@@ -73,7 +73,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         span = (width + (parts * chunk - 1)) // (parts * chunk) * chunk
         begin = minimum(part * span, vectors)
         end = minimum(begin + span, vectors)
-    board, threshold, recut, hits = Board(k, sizes.capacity), Threshold(k), Threshold(k), Tally(k, u32)
+    board, searches, hits = Board(k, sizes.capacity), Searches(k, 4), Tally(k, u32)
+    threshold, recut = Threshold(searches[0], searches[1]), Threshold(searches[2], searches[3])
     board.empty()
     hits.clear()
     place = lambda c: (thread + c * threads) * vector  # of this thread's vector c in a chunk
@@ -90,9 +91,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         best = reduce(order.better, elements)
         unknown = floor < 2  # fewer than k numbers so far: all count
         hit = (order.may_beat(best, order.value(floor)) | unknown) & present[0] & (floor < ALL)
-        threshold.clear()
-        recut.clear()
-        n = hits.sum(one(hit), slot)
+        searches.clear()
+        n = hits.count(hit, slot)
 
         @k.when(n > 0, carry=floor)
         def floor(floor):
@@ -158,7 +158,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     def finish(limit: Value, visit):
         @k.when(board.count > limit)
         def _():
-            recut.clear()
+            searches.clear()
             k.barrier()
             board.cut(recut, want, want if cfg.family == "select" else most)
 
@@ -174,10 +174,10 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     if not cfg.split:
         finish(few, to_results)
         return
-    merge(k, given, cfg, board, recut, hits, (row, part, parts, want, kept), lambda visit: finish(few, visit), to_results)
+    merge(k, given, cfg, board, searches, recut, hits, (row, part, parts, want, kept), lambda visit: finish(few, visit), to_results)
 
 
-def merge(k: Kernel, given: Given, cfg: TopKConfig, board: Board, recut: Threshold, hits: Tally, numbers, finish, to_results):
+def merge(k: Kernel, given: Given, cfg: TopKConfig, board: Board, searches: Searches, recut: Threshold, hits: Tally, numbers, finish, to_results):
     """Each workgroup leaves its k best in the workspace, all firsts before all seconds; the last one of a row takes up
     the best of them, and stops at the first batch in which nothing is good enough."""
     row, part, parts, want, kept = numbers
@@ -239,8 +239,8 @@ def merge(k: Kernel, given: Given, cfg: TopKConfig, board: Board, recut: Thresho
 
                     mine.append(e)
                     wanted.append(reaches(key_of(e), e.to(u32), limit, position) & (key_of(e) > 0))
-                recut.clear()
-                n = hits.sum(one(reduce(lambda a, b: a | b, wanted)), slot)
+                searches.clear()
+                n = hits.count(reduce(lambda a, b: a | b, wanted), slot)
 
                 @k.when(n > 0, carry=(limit, position))
                 def limits(limits):

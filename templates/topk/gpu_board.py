@@ -65,7 +65,7 @@ class Board:
     def cut(self, threshold: Threshold, want: Value, most: Value) -> tuple[Value, Value]:
         """Drops candidates until between `want` and `most` are left, the best; (T, P) as Threshold's.
 
-        Ends in a barrier. `threshold` has been cleared, and a barrier has followed."""
+        Ends in a barrier. `threshold`'s words have been cleared, and a barrier has followed."""
         k, count = self.k, self.count
         complement = lambda e: e.to(u32)
         ties = lambda t: self.fold(lambda e: select(key_of(e).equals(t), complement(e), number(0)), count)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 
-from flykernels.lang import Kernel, Tally, Value, atomic, constant, maximum, minimum, over_lanes, select, u32
+from flykernels.lang import Kernel, Tally, Value, View, atomic, constant, maximum, minimum, over_lanes, select, u32
+from flykernels.lang.collective import TALLY_WORDS
 from flykernels.layout import Layout
 
 from .order import ALL, NOBODY
@@ -26,19 +27,33 @@ def over(keys: list[Value]) -> Fold:
     return lambda start, f: reduce(f, keys, start)
 
 
-class Search:
-    """Searches of one workgroup. Before each: `clear()`, then a barrier; after it another before the next `clear()`."""
+class Searches:
+    """Shared memory of `n` searches. `clear()` before they are used, and a barrier after it; between a search's end and
+    the next `clear()` lies another barrier."""
 
-    def __init__(self, k: Kernel):
-        self.k, self.tally = k, Tally(k, u32)
-        self.ends = k.shared(u32, Layout((2,), (1,)))  # least and greatest key
+    WORDS = 2 + TALLY_WORDS  # least and greatest key, and a tally's
+
+    def __init__(self, k: Kernel, n: int):
+        self.k, self.n = k, n
+        self.words = k.shared(u32, Layout((n * self.WORDS,), (1,)))
 
     def clear(self):
-        self.tally.clear()
+        thread = self.k.thread
 
-        @self.k.when(self.k.thread < 2)
+        @self.k.when(thread < self.n * self.WORDS)
         def _():
-            self.ends.put(select(self.k.thread.equals(0), number(ALL), number(NOBODY)), self.k.thread)
+            self.words.put(select((thread % self.WORDS).equals(0), number(ALL), number(NOBODY)), thread)
+
+    def __getitem__(self, i: int) -> Search:
+        return Search(self.k, self.words.at(i * self.WORDS))
+
+
+class Search:
+    """One search of a workgroup, once after each `clear()` of its words."""
+
+    def __init__(self, k: Kernel, words: View):
+        self.k, self.ends = k, words
+        self.tally = Tally(k, u32, words.at(2))
 
     def __call__(self, fold: Fold, highest: int, want: Value, most: Value) -> tuple[Value, Value, Value]:
         """(T, how many keys are >= T, how many are > T where the first is above `most`).
@@ -83,12 +98,8 @@ class Search:
 class Threshold:
     """A search by key, and where too many are equal a second one by position: the first of them are wanted."""
 
-    def __init__(self, k: Kernel):
-        self.k, self.by_key, self.by_position = k, Search(k), Search(k)
-
-    def clear(self):
-        self.by_key.clear()
-        self.by_position.clear()
+    def __init__(self, by_key: Search, by_position: Search):
+        self.k, self.by_key, self.by_position = by_key.k, by_key, by_position
 
     def __call__(self, keys: Fold, highest: int, want, most, ties: Callable[[Value], Fold]) -> tuple[Value, Value]:
         """(T, P): what is wanted has a key > T, or a key T and a position whose complement is >= P.

@@ -31,17 +31,17 @@ class Order:
         return SIGN if self.largest else SIGN - 1
 
     def key(self, x: Value) -> Value:
-        """An f32's key."""
+        """An f32's key; of a vector's elements theirs."""
         plain = x + 0.0  # makes +0 of -0
-        bits = plain.bitcast(u32)
-        flip = (plain.bitcast(i32) >> 31).to(u32) | SIGN
+        bits = plain.bitcast(u32, x.width)
+        flip = (plain.bitcast(i32, x.width) >> 31).to(u32) | SIGN
         turned = bits ^ (flip if self.largest else flip ^ ALL)
         return select(plain.equals(plain), turned, constant(self.nan, u32))
 
     def value(self, key: Value) -> Value:
         """The f32 with this key; +0 for zeros, some NaN for NaN, and any number for no key at all."""
         bits = key if self.largest else key ^ ALL
-        return select(bits < SIGN, bits ^ ALL, bits ^ SIGN).bitcast(f32)
+        return select(bits < SIGN, bits ^ ALL, bits ^ SIGN).bitcast(f32, key.width)
 
     def lost(self, key: Value) -> Value:
         """Whether the element itself must be looked up: its key does not tell it bit for bit."""
