@@ -13,8 +13,10 @@ ATen's on the inputs measured is quarantined and never used.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -91,9 +93,37 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
     with store.lock(key):
         entry = store.lookup(key)
         if entry is None or not entry.winner:
-            found = measure()
+            found = apart(measure)
             entry = store.update(key, lambda _: found)
     return _ours(entry), True
+
+
+def apart(work: Callable[[], Any]) -> Any:
+    """work() in a thread of its own, on the caller's device and stream; what it returns or raises.
+
+    What surrounds the call that is decided (hooks of saved tensors, modes, autocast, keys that a kernel below autograd does
+    without) belongs to its thread, and must neither see the measurement nor change it."""
+    import torch
+
+    outcome: list[Any] = []
+    on_gpu = torch.cuda.is_initialized()
+    stream = torch.cuda.current_stream() if on_gpu else None
+
+    def run() -> None:
+        torch.get_num_threads()  # a new thread learns torch's number from this
+        try:
+            with torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
+                outcome.append((work(), None))
+        except BaseException as e:
+            outcome.append((None, e))
+
+    thread = threading.Thread(target=run, name="flykernels-measure", daemon=True)
+    thread.start()
+    thread.join()
+    found, error = outcome[0]
+    if error is not None:
+        raise error
+    return found
 
 
 def _ours(entry: Entry) -> Timing | None:

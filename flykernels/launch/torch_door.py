@@ -19,6 +19,7 @@ SHIM = (  # each returns an i32 that is 0 on success
     "aoti_torch_empty_strided",
     "aoti_torch_delete_tensor_object",
     "aoti_torch_cpu_topk",
+    "torch_get_num_threads",  # also makes a thread that is new to torch use as many
 )
 RAISE = "aoti_torch_check"  # (false, function, file, line, message) throws c10::Error: RuntimeError in Python
 TOPK = "_ZN2at3cpu4topkERKNS_6TensorEllbb"  # at::cpu::topk(self, k, dim, largest, sorted)

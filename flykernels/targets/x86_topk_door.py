@@ -215,7 +215,9 @@ def _rows() -> str:
     %before = llvm.sub %rows, %one : i64
     %zeros = "llvm.intr.ctlz"(%before) <{{is_zero_poison = false}}> : (i64) -> i64
     %bucket = llvm.sub %sixtyfour, %zeros : i64
-    {_call("%threads32", "omp_get_max_threads")}
+    llvm.store %zero, %at_ : i64, !llvm.ptr
+    {_call("%r5", "torch_get_num_threads", "%at_: !llvm.ptr")}
+    %threads32 = llvm.load %at_ : !llvm.ptr -> i32
     %threads = llvm.zext %threads32 : i32 to i64
     %e0 = llvm.shl %largest, %largest_bit : i64
     %e1 = llvm.shl %misaligned, %misaligned_bit : i64
