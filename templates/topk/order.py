@@ -55,6 +55,10 @@ class Order:
         """Whether x may be better than `limit`, a number: never False where it is, and seldom True where it is not."""
         return (x <= limit) ^ 1 if self.largest else x < limit
 
+    def not_worse(self, x: Value, bound: Value) -> Value:
+        """Whether x may be as good as `bound` or better: never False where it is. True where one of them is NaN."""
+        return ((x < bound) if self.largest else (x > bound)) ^ 1
+
 
 def entry(key: Value, position: Value) -> Value:
     """Key and position in one number."""
