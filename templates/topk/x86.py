@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i32, i64
-from flykernels.lang import Kernel, Value, View, atomic, constant, lanes_mask, minimum, popcount, select, trailing_zeros
-from flykernels.lang import u32, u64
+from flykernels.lang import Kernel, Value, View, atomic, constant, lanes_mask, minimum, select, u32, u64
 from flykernels.lang.memory import advance
 
 from .access import Given, Row, write_result
@@ -20,10 +19,9 @@ from .arguments import COUNTERS
 from .config import TopKConfig
 from .order import ALL, Order, entry, key_of, one, position_of
 from .problem import TopKProblem
-from .x86_board import Board, number
+from .x86_board import COUNT_MOST, Board, lane_numbers, number
 
 BLOCK = 8  # vectors that are looked at before one branch
-COUNT_MOST = 128  # candidates up to which ranking by counting costs less than sorting
 GATHERED = 1024  # elements of a row with strides that are brought together at a time
 
 
@@ -74,6 +72,7 @@ class Scan:
     def over(self, row: Row, begin: Value, end: Value, state, offset=0):
         """Elements begin <= i < end of a contiguous row; position offset + i."""
         k, n = self.k, self.lanes
+        lanes = lane_numbers(n)
         vector = lambda i: row.view.read(row.pointer(i), n, row.view.dtype.bytes).to(f32)
         whole = begin + (end - begin) // (BLOCK * n) * (BLOCK * n)
         vectors = whole + (end - whole) // n * n
@@ -81,24 +80,8 @@ class Scan:
         def add(i: Value, floor: Value, count: Value) -> Value:
             """A vector's elements that beat the floor; the new count."""
             x = vector(i)
-            bits = lanes_mask(self.may_beat(x, floor))
-            many = popcount(bits) > n // 2
-
-            @k.when(many, carry=count)
-            def count(count):
-                lanes = constant(0, u32, n)
-                for lane in range(n):
-                    lanes = lanes.insert(lane, number(lane))
-                self.board.put(count, self.order.key(x), lanes + (i + offset))
-                return count + n
-
-            @k.repeat(carry=(select(many, number(0), bits), count), going=lambda s: s[0] > 0)
-            def rest(s):
-                at = i + trailing_zeros(s[0])
-                self.board.put(s[1], self.order.key(row.read(at).to(f32)), at + offset)
-                return s[0] & (s[0] - 1), s[1] + 1
-
-            return rest[1]
+            chosen = lanes_mask(self.may_beat(x, floor))
+            return self.board.add(count, self.order.key(x), lanes + (i + offset), chosen)
 
         @k.loop(begin.to(i32), whole.to(i32), BLOCK * n, carry=state)
         def state(i, s):
@@ -182,7 +165,7 @@ def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         def count(count):
             return board.cut(count, want, most_left(want))[0]
 
-        if cfg.most_k <= COUNT_MOST:
+        if most_left(cfg.most_k) <= COUNT_MOST:
             board.ranked(count, visit)
         else:
             spare = Board.__new__(Board)
