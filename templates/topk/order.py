@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from flykernels.lang import Value, constant, f32, i32, maximum_or_nan, minimum, select, u32, u64
 
 SIGN, ALL = 0x80000000, 0xFFFFFFFF
+MOST_FINITE = 0xFF7FFFFF  # the greatest key of a finite number
 NOBODY = 0
 
 
@@ -42,6 +43,10 @@ class Order:
         """The f32 with this key; +0 for zeros, some NaN for NaN, and any number for no key at all."""
         bits = key if self.largest else key ^ ALL
         return select(bits < SIGN, bits ^ ALL, bits ^ SIGN).bitcast(f32, key.width)
+
+    def above(self, key: Value) -> Value:
+        """The f32 that elements with greater keys are not worse than; above infinity: infinity."""
+        return self.value(minimum(key, MOST_FINITE) + 1)
 
     def lost(self, key: Value) -> Value:
         """Whether the element itself must be looked up: its key does not tell it bit for bit."""
