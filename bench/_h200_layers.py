@@ -249,7 +249,7 @@ def warm_up(folder: Path) -> None:
 
 
 def served_from_cache(setting: Setting, folder: Path, inductor: str) -> dict[str, Any]:
-    """In a process of its own: what a model that was compiled with us costs now. inductor: which of its caches is used."""
+    """In a process of its own: what a model that was compiled with us costs now. inductor: its cache that is used."""
     import torch
     from torch._inductor.runtime.benchmarking import benchmarker
 
