@@ -51,7 +51,7 @@ class Timed:
         return statistics.median(b / w for b, w in zip(self.samples[base], self.samples[way], strict=True))
 
 
-def _elapsed(run: Callable[[], Any]) -> float:
+def elapsed(run: Callable[[], Any]) -> float:
     """Microseconds of GPU time."""
     import torch
 
@@ -81,9 +81,9 @@ class _Way:
         import torch
 
         if form == "graph":
-            return _elapsed(self.graph.replay) / self.calls
+            return elapsed(self.graph.replay) / self.calls
         torch.cuda._sleep(int(LAUNCH_US * self.calls * CLOCK_MHZ))
-        return _elapsed(self.launches) / self.calls
+        return elapsed(self.launches) / self.calls
 
 
 def measure(ways: Mapping[str, Run], sets: int, states=STATES, forms=FORMS, rounds: int = ROUNDS) -> dict:
@@ -101,7 +101,7 @@ def measure(ways: Mapping[str, Run], sets: int, states=STATES, forms=FORMS, roun
         made = {}
         for name, run in ways.items():
             run(0)
-            each = min(_elapsed(lambda run=run: [run(i % count) for i in range(8)]) / 8 for _ in range(3))
+            each = min(elapsed(lambda run=run: [run(i % count) for i in range(8)]) / 8 for _ in range(3))
             calls = max(count if state == "cold" else 1, min(CALLS_MOST, round(SAMPLE_US / max(1.0, each))))
             made[name] = _Way(run, count, calls)
         for form in forms:

@@ -147,6 +147,12 @@ class CpuRequest(names.CPUDeviceBenchmarkMixin, _Request):  # type: ignore[name-
 class GpuRequest(names.GPUDeviceBenchmarkMixin, _Request):  # type: ignore[name-defined,misc]
     """On a GPU, timed as Inductor times its Triton templates."""
 
+    def _measure(self, *tensors: Any, out: Any) -> Timing:
+        import torch
+
+        with torch.cuda.device(self.output_tensor_meta.device):  # launches go to the current device
+            return super()._measure(*tensors, out=out)
+
 
 def request(spec: kernels.Spec, key: Key, inputs: list[Any], output: Any) -> _Request:
     """The measurement for the device the output lies on."""

@@ -225,7 +225,10 @@ def survive_lack_of_memory(when: Any) -> None:
 
     Inductor makes these before it measures anything, outside of what it catches (pytorch#190837)."""
     cache = load().names.get_algorithm_selector_cache()
-    original = cache.do_autotuning
+    original = getattr(cache, "do_autotuning", None)
+    if original is None:
+        log.info("this torch autotunes elsewhere: a lack of memory while measuring is not caught")
+        return
     if getattr(original, "flykernels", False):
         return
 
