@@ -43,7 +43,7 @@ class _Installed:
 
 _installed: dict[str, _Installed] = {}
 _made: dict[str, Any] = {}  # kept over disable() and enable(): decisions, and the one door
-_originals: dict[tuple[str, str], Callable] = {}
+_originals: dict[tuple[str, str], Callable | None] = {}
 
 
 def enable(devices: Sequence[str] | None = None) -> dict[str, dict[str, str]]:
@@ -148,10 +148,7 @@ def _original(op: str, key: str) -> Callable | None:
     from . import private
 
     if (op, key) not in _originals:
-        found = private.kernel_of(op, key)
-        if found is None:
-            return None
-        _originals[op, key] = found
+        _originals[op, key] = private.kernel_of(op, key)
     return _originals[op, key]
 
 
