@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from flykernels.launch import host
+from flykernels.launch.current import Launcher
 from flykernels.sim import run_on_sim
-from flykernels.targets import x86
+from flykernels.targets import sm90a, x86
 from templates.rms_norm import reference
 from templates.rms_norm.arguments import eps_bits, pointers, scalars
 from templates.rms_norm.build import build
-from templates.rms_norm.problem import RMSNormProblem
+from templates.rms_norm.problem import VECTOR_BYTES, RMSNormProblem
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 GUARD = 64  # elements around an operand
@@ -84,12 +85,14 @@ def call(
     p: RMSNormProblem, config, target, made: dict[str, Guarded], threads: int = 2, parts: int | None = None,
     eps: float = EPS,
 ):  # fmt: skip
-    """Runs the kernel on guarded operands: on the CPU, or in the simulator, whose results come back for each launch."""
+    """Runs the kernel on guarded operands: on the CPU, on an H200, or in the simulator (the results of each launch)."""
     rows, width = made["x"].view.shape
     parts = config.parts_for(rows, width, threads) if parts is None else parts
     values = scalars_of(p, config, made, parts, eps)
     built = codes(p, config, target)
     workspace = torch.full((max(config.workspace_bytes(rows, width, parts) // 4, 1),), float("nan"))
+    if target is sm90a:
+        return on_the_device(built, made, workspace, values)
     results = []
     for code in built:
         if target is x86:
@@ -101,6 +104,27 @@ def call(
             fresh |= {"workspace"} if code is not built[-1] else set()
             results.append(simulate(code, made, workspace, values, fresh))
     return results
+
+
+def on_the_device(built, made: dict[str, Guarded], workspace: torch.Tensor, values: dict[str, int]) -> None:
+    """Launches on torch's current stream, on copies of the operands in their guard zones, which come back.
+
+    A copy starts as far from a multiple of 16 bytes as the operand does."""
+    there = {}
+    for name, g in made.items():
+        off = g.view.data_ptr() - g.buffer.data_ptr()
+        lead = (g.view.data_ptr() - off) % VECTOR_BYTES // g.buffer.element_size()
+        room = torch.empty(g.buffer.numel() + lead, dtype=g.buffer.dtype, device="cuda")[lead:]
+        room.copy_(g.buffer)
+        there[name] = room, room.data_ptr() + off
+    addresses = {name: address for name, (_, address) in there.items()}
+    space = workspace.cuda()
+    for code in built:
+        given = addresses | values | {"workspace": space.data_ptr()}
+        Launcher(code)(*(given[a.name] for a in code.arguments))
+    torch.cuda.synchronize()
+    for name, g in made.items():
+        g.buffer.copy_(there[name][0])
 
 
 def simulate(code, made, workspace, values, results):
