@@ -247,10 +247,10 @@ def _run(folder: Path, parts: list[str], file: Path | None) -> int:
             except Exception as e:
                 run.report.bar(f"{part}: {type(e).__name__}: {str(e)[:300]}", float("inf"), at_most=0)
             run.save()
-    run.report.note("cold: operands go through copies that L2 cannot hold; hot: the same operands each time.")
     run.report.note(
-        "graph: replays of a CUDA graph of many calls; plain: launches queued ahead, so the GPU never waits."
+        "cold: operands that L2 does not hold (copies in turn, or L2 overwritten); hot: the same ones each time."
     )
+    run.report.note("graph: replays of a CUDA graph of many calls; plain: launches one by one, timed as do_bench does.")
     run.report.note(f"{time.perf_counter() - start:.0f} s in all")
     status = run.report.close()
     run.save()
