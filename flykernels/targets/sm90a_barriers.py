@@ -141,4 +141,3 @@ def take_registers(to: int) -> None:
 def workgroups() -> Value:
     """How many workgroups were launched along x."""
     return special_register("nctaid.x")
-

@@ -18,6 +18,7 @@ from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 
+from . import sm90a_mma
 from .arguments import declared
 from .gfx950_operands import matrix
 from .problem import GemmProblem
@@ -31,6 +32,7 @@ from .sm90a_config import (
     shared_memory,
     shared_operands,
     tensor_maps,
+    tma_reads,
 )
 from .sm90a_output import Output
 from .sm90a_work import Piece, Work
@@ -50,6 +52,12 @@ def why_not(p: GemmProblem) -> str | None:
 
 def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     """The kernel; arguments as `arguments.declared` says (with shared tiles, `workspace` at the end)."""
+    if cfg.kind == "mma":
+        return sm90a_mma.gemm(k, p, cfg)
+    reason = tma_reads(p)
+    if reason is not None:
+        raise ValueError(f"{cfg}: {reason}. Do: take a configuration of kind mma")
+
     # limits: who does which tile of C, over which part of K
     names: dict[str, Any] = declared(p)
     work = Work(k, p, cfg)
@@ -126,7 +134,10 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, memory, ful
     if shared_along["b"] > 1:
         along_m = (1 << cfg.cluster[0]) - 1
         masks["b"] = tma.mask_of(along_m, place["a"] * cfg.cluster[0])
-    policy = {"a": "evict_first" if cfg.evict == "both" else "normal", "b": "normal" if cfg.evict == "none" else "evict_first"}
+    policy = {
+        "a": "evict_first" if cfg.evict == "both" else "normal",
+        "b": "normal" if cfg.evict == "none" else "evict_first",
+    }
 
     def load(name: str, shared, start, batch, origin, at_k, stage, barrier) -> None:
         how, part = boxes(shared, shared_along[name]), place[name]
@@ -134,9 +145,7 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, memory, ful
             to = advance_bytes(start, size + part * how.share[0])
             at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
             at = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
-            tma.load_box(
-                k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), policy[name], masks[name]
-            )
+            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), policy[name], masks[name])
 
     def piece(piece: Piece, carried):
         at = barriers.Position(*carried, cfg.stages)
