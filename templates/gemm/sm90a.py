@@ -2,8 +2,8 @@
 
 One warp brings K tiles of A and B into a ring of shared-memory stages by TMA; warpgroups multiply them there with
 wgmma, the sums in registers. A stage is full when its bytes have come, and empty again when every warpgroup has
-multiplied it. TMA and wgmma read all four layouts; where rows or columns of an operand end within a tile, and where K does, TMA gives
-zeros. M, the batch and all strides are run-time arguments (`arguments.py`); N and K are constants.
+multiplied it. TMA and wgmma read all four layouts; where rows or columns of an operand end within a tile, and where K
+does, TMA gives zeros. M, the batch and all strides are run-time arguments (`arguments.py`); N and K are constants.
 """
 
 from __future__ import annotations
