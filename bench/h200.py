@@ -52,7 +52,10 @@ class Run:
                 )
             self.save()
         self.progress.update(task, completed=of, note="done")
-        return found
+        failed = [row["failed"] for row in found if "failed" in row]
+        if failed:
+            self.report.bar(f"{part}: failed ({failed[0][:200]})", len(failed), at_most=0)
+        return [row for row in found if "failed" not in row]
 
     def save(self) -> None:
         if self.file is not None:
@@ -119,7 +122,14 @@ def _cases(cases: list, **how: Any) -> Iterable[dict[str, Any]]:
     from . import _h200_gemm as gemm
 
     for case in cases:
-        row = gemm.run(case, **how)
+        try:
+            row = gemm.run(case, **how)
+        except Exception as e:
+            yield {
+                "failed": f"{case}: {type(e).__name__}: {e}",
+                "note": f"{case} failed: {type(e).__name__}: {str(e)[:200]}",
+            }
+            continue
         at = row.get("cold graph", {})
         row["note"] = f"{case.kind} {case.m}x{case.n}x{case.k}: {at.get('ours ratio', '-')}, {row['winner']}"
         yield row
