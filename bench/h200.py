@@ -52,7 +52,10 @@ class Run:
                 )
             self.save()
         self.progress.update(task, completed=of, note="done")
-        return found
+        failed = [row["failed"] for row in found if "failed" in row]
+        if failed:
+            self.report.bar(f"{part}: failed ({failed[0][:200]})", len(failed), at_most=0)
+        return [row for row in found if "failed" not in row]
 
     def save(self) -> None:
         if self.file is not None:
@@ -119,7 +122,14 @@ def _cases(cases: list, **how: Any) -> Iterable[dict[str, Any]]:
     from . import _h200_gemm as gemm
 
     for case in cases:
-        row = gemm.run(case, **how)
+        try:
+            row = gemm.run(case, **how)
+        except Exception as e:
+            yield {
+                "failed": f"{case}: {type(e).__name__}: {e}",
+                "note": f"{case} failed: {type(e).__name__}: {str(e)[:200]}",
+            }
+            continue
         at = row.get("cold graph", {})
         row["note"] = f"{case.kind} {case.m}x{case.n}x{case.k}: {at.get('ours ratio', '-')}, {row['winner']}"
         yield row
@@ -247,10 +257,10 @@ def _run(folder: Path, parts: list[str], file: Path | None) -> int:
             except Exception as e:
                 run.report.bar(f"{part}: {type(e).__name__}: {str(e)[:300]}", float("inf"), at_most=0)
             run.save()
-    run.report.note("cold: operands go through copies that L2 cannot hold; hot: the same operands each time.")
     run.report.note(
-        "graph: replays of a CUDA graph of many calls; plain: launches queued ahead, so the GPU never waits."
+        "cold: operands that L2 does not hold (copies in turn, or L2 overwritten); hot: the same ones each time."
     )
+    run.report.note("graph: replays of a CUDA graph of many calls; plain: launches one by one, timed as do_bench does.")
     run.report.note(f"{time.perf_counter() - start:.0f} s in all")
     status = run.report.close()
     run.save()
