@@ -45,34 +45,36 @@ ELEMENTS_MOST = 2**31 - 1
 
 
 class Slot(enum.IntEnum):
-    """A slot's words of 8 bytes. `state` is written last; a slot that is taken never changes its first four words but
-    for `state`, which may change between ATEN and OURS."""
+    """A slot's words of 8 bytes. `state` is written last. A slot that is taken keeps its key; `state` may change between
+    ATEN and OURS, and `words` to other words that never change: what a call reads of a slot always fits together."""
 
     STATE = 0
     WIDTH = 1
-    K = 2
-    CODE = 3  # see `code_of`
-    KERNEL = 4  # address of a kernel's C entry
-    THREADS = 5  # the most to use
-    PARTS = 6  # argument of a split kernel; 0: not split
-    WORKSPACE = 7  # bytes of zeros that a split kernel is handed, for each row
-    PRIVATE = 8  # bytes of private memory, for each thread
+    K = 2  # of RMSNorm: rows, as the exponent of a power of two
+    CODE = 3  # see `code_of`, `rms_code_of`
+    WORDS = 4  # address of TopkWords or RmsWords
 
 
-class RmsSlot(enum.IntEnum):
-    """A slot's words for RMSNorm; `state` as above, and the key is width, rows by powers of two, and `rms_code_of`."""
+class TopkWords(enum.IntEnum):
+    """Who serves a top-k, in words of 8 bytes."""
 
-    STATE = 0
-    WIDTH = 1
-    ROWS = 2  # the exponent of the power of two
-    CODE = 3
-    FUNCTION = 4  # the driver's handle
-    WORKGROUP = 5  # threads
-    TILE = 6  # rows that a workgroup works on at a time
-    PARTS_MOST = 7  # workgroups
+    KERNEL = 0  # address of a kernel's C entry
+    THREADS = 1  # the most to use
+    PARTS = 2  # argument of a split kernel; 0: not split
+    WORKSPACE = 3  # bytes of zeros that a split kernel is handed, for each row
+    PRIVATE = 4  # bytes of private memory, for each thread
 
 
-SLOT_WORDS = 16
+class RmsWords(enum.IntEnum):
+    """Who serves an RMSNorm, in words of 8 bytes."""
+
+    FUNCTION = 0  # the driver's handle
+    WORKGROUP = 1  # threads
+    TILE = 2  # rows that a workgroup works on at a time
+    PARTS_MOST = 3  # workgroups
+
+
+SLOT_WORDS = 8
 EMPTY, ATEN, OURS = 0, 1, 2
 
 # ScalarType's numbers, which are part of serialized files (c10/core/ScalarType.h).

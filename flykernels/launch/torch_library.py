@@ -80,6 +80,7 @@ class Door:
         self._library = libtorch()
         self._resolve, self._lock = resolve, threading.Lock()
         self._messages: dict[str, Any] = {}
+        self._words: dict[tuple[int, ...], Any] = {}
         self._keep: list[Any] = []  # kernels and outgrown tables: a call may be under way in them
         self._handle = ctypes.c_void_p()
         self._callback = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int64] * 4)(self._ask)
@@ -161,33 +162,26 @@ class Door:
             self._library.aoti_torch_delete_library_object(handle)
 
     # -- slots
-    def put_words(self, key: tuple[int, int, int], state: int, payload: list[int], keep: Any = None) -> None:
-        """Who serves calls of this key, the slot's first three words behind `state`: ATEN, or OURS with the words that
-        follow. A slot that a call may be reading keeps its words: others for the same key get a table of their own."""
+    def put_words(self, key: tuple[int, int, int], state: int, words: tuple[int, ...] = (), keep: Any = None) -> None:
+        """Who serves calls of this key, the slot's first three words behind `state`: ATEN, or OURS with these words."""
         with self._lock:
             if keep is not None:
                 self._keep.append(keep)
-            words = [*key, *payload]
             at = self._find(*key)
-            known = at is not None and self._table[at] != EMPTY
-            if known and (not payload or self._same(at, words)):
-                self._table[at] = state
-                return
-            if at is None or known:
-                self._new_table(2 * self._slots if at is None else self._slots, without=key)
+            while at is None:
+                self._new_table(2 * self._slots, copy=True)
                 at = self._find(*key)
-            if at is None:
-                raise LaunchError("no free slot in a new table")
-            self._table[at + Slot.WIDTH : at + Slot.WIDTH + len(words)] = words
+            if words:
+                held = self._words.get(words) or self._words.setdefault(words, (ctypes.c_int64 * len(words))(*words))
+                self._table[at + Slot.WORDS] = ctypes.addressof(held)
+            if self._table[at] == EMPTY:
+                self._table[at + Slot.WIDTH : at + Slot.WIDTH + len(key)] = key
             self._table[at] = state
 
     def forget(self) -> None:
         """Empties the table: every call is asked for again."""
         with self._lock:
             self._new_table(SLOTS)
-
-    def _same(self, at: Any, words: list[int]) -> bool:
-        return list(self._table[at + Slot.WIDTH : at + Slot.WIDTH + len(words)]) == words
 
     def _find(self, width: int, k: int, code: int) -> int | None:
         """The word where the call's slot, or a free one, begins; None if there is none."""
@@ -199,17 +193,15 @@ class Door:
                 return at
         return None
 
-    def _new_table(self, slots: int, without: tuple | None = None) -> None:
-        """A table of so many slots with what the old one holds, but for one; then calls look there."""
+    def _new_table(self, slots: int, copy: bool = False) -> None:
+        """A table of so many slots, perhaps with what the old one holds; then calls look there."""
         old, self._slots = getattr(self, "_table", None), slots
         self._table = (ctypes.c_int64 * ((slots + 1) * SLOT_WORDS))()
         self._table[0] = slots - 1
-        if without is not None and old is not None:
-            for at in range(SLOT_WORDS, len(old), SLOT_WORDS):
-                key = tuple(old[at + Slot.WIDTH : at + Slot.WIDTH + 3])
-                to = self._find(*key) if old[at] != EMPTY and key != without else None
-                if to is not None:
-                    self._table[to : to + SLOT_WORDS] = old[at : at + SLOT_WORDS]
+        for at in range(SLOT_WORDS, len(old), SLOT_WORDS) if copy and old is not None else ():
+            to = self._find(*old[at + Slot.WIDTH : at + Slot.WIDTH + 3]) if old[at] != EMPTY else None
+            if to is not None:
+                self._table[to : to + SLOT_WORDS] = old[at : at + SLOT_WORDS]
         self._keep.append(self._table)
         self._table_address.value = ctypes.addressof(self._table)
 
@@ -225,10 +217,10 @@ class TopkDoor(Door):
         parts: int = 0, row_workspace: int = 0,
     ) -> None:  # fmt: skip
         """Who serves calls of this width, k and code (`torch_door.code_of`)."""
-        payload = []
+        words: tuple[int, ...] = ()
         if kernel is not None:
-            payload = [address_of(kernel.call), threads, parts, row_workspace, kernel.workspace_bytes]
-        self.put_words((width, k, code), state, payload, kernel)
+            words = (address_of(kernel.call), threads, parts, row_workspace, kernel.workspace_bytes)
+        self.put_words((width, k, code), state, words, kernel)
 
 
 class RmsNormDoor(Door):
@@ -249,5 +241,5 @@ class RmsNormDoor(Door):
         parts_most: int = 0, keep: Any = None,
     ) -> None:  # fmt: skip
         """Who serves calls of this width, rows (as the slot has them) and code (`torch_door.rms_code_of`)."""
-        payload = [function, workgroup, tile, parts_most] if function else []
-        self.put_words((width, rows, code), state, payload, keep)
+        words = (function, workgroup, tile, parts_most) if function else ()
+        self.put_words((width, rows, code), state, words, keep)

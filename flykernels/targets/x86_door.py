@@ -109,7 +109,7 @@ module {{
 
 
 def find() -> str:
-    """find(width, k, code, rows, said): the slot that serves a call; null: ATen does. width, k, code: the slot's key. said:
+    """find(width, k, code, rows, said): the words of who serves a call; null: ATen does. width, k, code: the slot's key. said:
     where a message is left that the call is to fail with, else null."""
     c0, c1, c2 = (m - 2**64 if m >= 2**63 else m for m in door.MULTIPLIERS)
     return f"""
@@ -156,7 +156,8 @@ def find() -> str:
     llvm.cond_br %q, ^found, ^probe(%n2 : i64)
   ^found:
     %mine = llvm.icmp "eq" %state, %ours : i64
-    %answer = llvm.select %mine, %slot, %null : i1, !llvm.ptr
+    {word("%words_", "%slot", Slot.WORDS.value, "!llvm.ptr")}
+    %answer = llvm.select %mine, %words_, %null : i1, !llvm.ptr
     llvm.return %answer : !llvm.ptr
   ^miss:
     %new = llvm.icmp "eq" %asked, %zero : i64

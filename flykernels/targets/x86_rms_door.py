@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ..codeobject import CodeObject
 from ..launch import torch_door as door
-from ..launch.torch_door import RmsSlot
+from ..launch.torch_door import RmsWords
 from .x86_door import call, compile_door, constants, find, invoke, module, put, room, say, word
 
 ENTRY = "rms_norm"
@@ -224,10 +224,10 @@ def _launch() -> str:
     {word("%rows", "%call", 1)}
     {word("%stride", "%call", 3)}
     {word("%device", "%call", 8)}
-    {word("%function", "%slot", RmsSlot.FUNCTION.value, "!llvm.ptr")}
-    {word("%threads", "%slot", RmsSlot.WORKGROUP.value)}
-    {word("%tile", "%slot", RmsSlot.TILE.value)}
-    {word("%most", "%slot", RmsSlot.PARTS_MOST.value)}
+    {word("%function", "%slot", RmsWords.FUNCTION.value, "!llvm.ptr")}
+    {word("%threads", "%slot", RmsWords.WORKGROUP.value)}
+    {word("%tile", "%slot", RmsWords.TILE.value)}
+    {word("%most", "%slot", RmsWords.PARTS_MOST.value)}
     %up = llvm.add %rows, %tile : i64
     %up1 = llvm.sub %up, %one : i64
     %tiles = llvm.udiv %up1, %tile : i64

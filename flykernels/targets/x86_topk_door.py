@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from ..codeobject import CodeObject
 from ..launch import torch_door as door
-from ..launch.torch_door import Slot
+from ..launch.torch_door import TopkWords
 from .x86_door import call, compile_door, constants, find, invoke, module, put, room, say, word
 
 ENTRIES = ("topk", "topk_values")
@@ -175,11 +175,11 @@ def _launch() -> str:
     {word("%rows", "%call", 1)}
     {word("%width", "%call", 2)}
     {word("%stride", "%call", 3)}
-    {word("%kernel", "%slot", Slot.KERNEL.value, "!llvm.ptr")}
-    {word("%most", "%slot", Slot.THREADS.value)}
-    {word("%parts", "%slot", Slot.PARTS.value)}
-    {word("%row_workspace", "%slot", Slot.WORKSPACE.value)}
-    {word("%private", "%slot", Slot.PRIVATE.value)}
+    {word("%kernel", "%slot", TopkWords.KERNEL.value, "!llvm.ptr")}
+    {word("%most", "%slot", TopkWords.THREADS.value)}
+    {word("%parts", "%slot", TopkWords.PARTS.value)}
+    {word("%row_workspace", "%slot", TopkWords.WORKSPACE.value)}
+    {word("%private", "%slot", TopkWords.PRIVATE.value)}
     %rows32 = llvm.trunc %rows : i64 to i32
     %width32 = llvm.trunc %width : i64 to i32
     %k32 = llvm.trunc %k : i64 to i32
