@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inductor_plugin import eager, eager_code, eager_rms, eager_topk, ops
+from inductor_plugin import eager, eager_code, eager_rms, eager_rms_door, eager_topk, ops
 from inductor_plugin.counters import counters
 from templates.rms_norm import reference
 from templates.rms_norm.problem import RMSNormProblem
@@ -21,7 +21,7 @@ DTYPES = list(NAMES)
 @pytest.fixture(autouse=True)
 def first_guess(monkeypatch):
     """One configuration a case, the space's best guess: compiling all of them for every size here takes minutes."""
-    for module in (eager_rms, eager_topk, ops):
+    for module in (eager_rms, eager_rms_door, eager_topk, ops):
         space = module.configurations
 
         def first(*arguments, space=space):
@@ -38,6 +38,15 @@ def on(prefer_ours):
     assert "ours" in eager.enable(["cuda"])["cuda"]["aten::_fused_rms_norm"]
     yield eager
     eager.disable()
+
+
+def winners(op):
+    """Who won the cases of an operator."""
+    from inductor_plugin import settings
+    from tuning_cache import Entry
+
+    found = [Entry.from_json(p.read_text()) for p in settings.store().directories[0].glob("entries/*/*.json")]
+    return {e.winner for e in found if e.key.op == f"eager {op}"}
 
 
 def both(function):
@@ -74,9 +83,8 @@ def test_rms_norm(on, launches, dtype):
     for rows, width in ((1, 1024), (64, 4096), (3, 7168), (300, 128), (5, 33), (2, 16385), (7, 1)):
         x = torch.randn(rows, width, device="cuda").to(dtype)
         for weight in (torch.randn(width, device="cuda").to(dtype), None):
-            before = len(launches)
             assert_norm(F.rms_norm(x, (width,), weight, 1e-5), x, weight)
-            assert len(launches) > before, (rows, width)
+    assert "rms_norm door CUDA" in eager._made and "ATen" not in winners("rms_norm")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -93,7 +101,7 @@ def test_gradients(on, launches, dtype):
             assert ((value.double() - want[name]).abs() <= reference.bound(p, name, want, terms)).all(), (name, rows, width)
         again = torch.autograd.grad(F.rms_norm(x, (width,), weight, 1e-5), weight, dy)[0]
         assert torch.equal(again, got[1])
-    assert len(launches) >= 6
+    assert len(launches) >= 3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -255,7 +263,7 @@ def test_spans_over_two_gigabytes(on, launches):
     x = torch.randn(rows, 16384, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(16384, device="cuda", dtype=torch.bfloat16)
     y = F.rms_norm(x, (16384,), weight, 1e-5)
-    assert launches
+    assert "ATen" not in winners("rms_norm")
     for part in (slice(0, 4), slice(rows - 4, rows)):
         assert_norm(y[part], x[part], weight)
     del y
