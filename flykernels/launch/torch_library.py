@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 LIBRARY = ("aoti_torch_library_init_impl", "aoti_torch_library_impl", "aoti_torch_delete_library_object")
 SLOTS = 1 << 12
+_registered: list[Image] = []  # with the unwinder, which would look into memory that is gone
 
 
 def libtorch(name: str = "libtorch_cpu.so") -> ctypes.CDLL:
@@ -124,6 +125,7 @@ class Door:
         register = ctypes.CDLL(RUNTIME["_Unwind_Resume"])["__register_frame"]
         register.argtypes, register.restype = (ctypes.c_void_p,), None
         register(self._image.unwind)
+        _registered.append(self._image)
 
     def _ask(self, width: int, k: int, code: int, rows: int) -> int | None:
         try:
