@@ -6,9 +6,10 @@
     with eager.enabled(): ...            # both are of the process: dispatch knows no threads
     eager.original("aten::topk", "cpu")  # ATen's own kernel, whatever is switched on
 
-ATen's operators are overridden in the dispatcher, for each device. A call is ours where a measurement in the tuning cache
-says that it is faster, everything else is ATen's: other dtypes, layouts, errors, what `eager_gate` does not know in a
-pinned cache. `flykernels warmup --eager` fills that cache ahead; in mode "tune" a case is measured when first met.
+ATen's operators are overridden in the dispatcher, for each device. A call is ours where a measurement in the tuning
+cache says that it is faster, everything else is ATen's: other dtypes, layouts, errors, what `eager_gate` does not
+know in a pinned cache. `flykernels warmup --eager` fills that cache ahead; in mode "tune" a case is measured when
+first met.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ _originals: dict[tuple[str, str], Callable | None] = {}
 
 
 def enable(devices: Sequence[str] | None = None) -> dict[str, dict[str, str]]:
-    """Eager operators are ours from now on, in this process, on these devices ("cpu", "cuda"; default: those there are).
+    """Eager operators are ours from now on, in this process, on these devices ("cpu", "cuda"; default: those there
+    are).
 
-    Returns, for each device, what became of each operator, in words. Calling it again changes nothing. Never raises for a
-    torch that lacks something: what cannot be overridden stays ATen's, and the log says why. ValueError for a device
-    that is neither."""
+    Returns, for each device, what became of each operator, in words. Calling it again changes nothing. Never raises
+    for a torch that lacks something: what cannot be overridden stays ATen's, and the log says why. ValueError for a
+    device that is neither."""
     unknown = sorted(set(devices or ()) - set(settings.EAGER_DEVICES))
     if unknown:
         raise ValueError(f"eager.enable: devices {', '.join(unknown)}; known are {', '.join(settings.EAGER_DEVICES)}")
@@ -104,7 +106,8 @@ def is_enabled(device: str | None = None) -> bool:
 
 def original(op: str, device: str) -> Callable:
     """ATen's own kernel of an operator ("aten::topk", ...) for tensors of a device ("cpu", "cuda"): called with the
-    operator's arguments, whatever is switched on. Below autograd: it records no gradient. ValueError if there is none."""
+    operator's arguments, whatever is switched on. Below autograd: it records no gradient. ValueError if there is
+    none."""
     from . import private
 
     key = device.upper()
@@ -180,7 +183,7 @@ def _install(name: str) -> _Installed:
 def _library(installed: _Installed) -> Any:
     import torch
 
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    library = torch.library.Library("aten", "IMPL")
     installed.libraries.append(library)
     return library
 

@@ -108,7 +108,9 @@ def door(template: str, builder: str, *arguments: Any) -> CodeObject:
 
     from .fingerprint import versions
 
-    key = Key("eager door", {"operator": template, "arguments": list(arguments)}, {"arch": "x86-64"}, versions(template))
+    key = Key(
+        "eager door", {"operator": template, "arguments": list(arguments)}, {"arch": "x86-64"}, versions(template)
+    )
     store = settings.store()
     entry = store.lookup(key)
     best = entry.best() if entry else None

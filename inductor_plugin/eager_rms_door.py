@@ -18,7 +18,7 @@ from templates.rms_norm.space import configurations
 from . import eager_code, eager_gate
 from .devices import Device
 from .eager_gate import Candidate
-from .eager_rms import NAMES, _name, case_of, compare
+from .eager_rms_call import NAMES, case_of, compare, name_of
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ class GpuRMSNormForward:
             kernel = self.kernels[key] = load(codes[0])
         tile, parts = config["rows_per_workgroup"], config["parts"] or 2**31 - 1
         put(
-            torch_door.OURS, function=kernel.function.value, workgroup=codes[0].workgroup_size, tile=tile, parts_most=parts,
-            keep=kernel,
+            torch_door.OURS, function=kernel.function.value, workgroup=codes[0].workgroup_size, tile=tile,
+            parts_most=parts, keep=kernel,
         )  # fmt: skip
 
     def _measure(self, case: Any, p: RMSNormProblem, put: Callable, rows: int, number: int):
@@ -101,9 +101,9 @@ class GpuRMSNormForward:
                 codes = eager_code.codes_for("rms_norm", p, config, target.name)
                 artefact = eager_code.artefact_of(codes)
                 use = lambda: self._use(p, config, artefact, put, number)
-                return Candidate(_name(config), {"forward": config}, artefact, use)
+                return Candidate(name_of(config), {"forward": config}, artefact, use)
 
-            make.name = _name(config)  # type: ignore[attr-defined]
+            make.name = name_of(config)  # type: ignore[attr-defined]
             candidates.append(make)
         run = lambda: torch.ops.aten._fused_rms_norm(x, [width], weight, EPS)
         aten = lambda: put(torch_door.ATEN)
@@ -123,7 +123,13 @@ def unsuited(codes: Any, config: dict, p: RMSNormProblem) -> str | None:
     if len(codes) != 1:
         return f"{len(codes)} code objects"
     (code,) = codes
-    if code.workspace or code.tensor_maps or code.cluster != 1 or code.dynamic_bytes or eager_code.takes_workspace(codes):
+    if (
+        code.workspace
+        or code.tensor_maps
+        or code.cluster != 1
+        or code.dynamic_bytes
+        or eager_code.takes_workspace(codes)
+    ):
         return "a workspace, tensor maps, a cluster or dynamic shared memory"
     for rows in (1, p.rows_hint, 5 * p.rows_hint + 3):
         parts = config_from_key(code.target, config).parts_for(rows, p.width or 1)
@@ -152,6 +158,4 @@ def _door(device: Device, resolve: Callable) -> Any:
     driver, function = LAUNCH[device.target]
     launch = address_of(getattr(ctypes.CDLL(driver), function))
     code = eager_code.door("rms_norm", "x86_rms_door", DEVICE_TYPE["CUDA"])
-    return RmsNormDoor(
-        code, resolve, "CUDA", launch, found[torch_door.STREAM], found[torch_door.RMS_NORM["CUDA"]]
-    )
+    return RmsNormDoor(code, resolve, "CUDA", launch, found[torch_door.STREAM], found[torch_door.RMS_NORM["CUDA"]])

@@ -1,12 +1,13 @@
 """aten::topk and aten::topk.values on kernels of templates/topk.
 
 On the CPU a small call takes ATen some microseconds, less than a kernel registered from Python adds, so that the
-dispatcher calls machine code instead (`flykernels.launch.torch_library`): it looks a call up in a table, which is filled
-from here when a call is met that it does not know. On GPUs the functions below are registered.
+dispatcher calls machine code instead (`flykernels.launch.torch_library`): it looks a call up in a table, which is
+filled from here when a call is met that it does not know. On GPUs the functions below are registered.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -143,7 +144,8 @@ _kernels: dict[str, Any] = {}
 
 
 class GpuTopK:
-    """The operators on GPUs, below autograd. original, original_out: ATen's kernels as functions of (keys, *arguments)."""
+    """The operators on GPUs, below autograd. original, original_out: ATen's kernels as functions of (keys,
+    *arguments)."""
 
     def __init__(self, device: Device, original: Callable, original_out: Callable):
         self.device, self.original, self.original_out = device, original, original_out
@@ -162,7 +164,8 @@ class GpuTopK:
         return plan(x, None, None)
 
     def topk_values(
-        self, keys: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, values: Any, indices: Any
+        self, keys: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, values: Any,
+        indices: Any,
     ) -> Any:  # fmt: skip
         plan = self.plan(x, k, dim, largest)
         if plan is None or not self._fit(x, k, dim, values, indices):
@@ -229,9 +232,11 @@ class GpuTopK:
             if out.dtype != dtype or list(out.shape) != size or not out.is_contiguous() or out.device != x.device:
                 return False
         spans = sorted(_span(t) for t in (x, values, indices))
-        return all(a[1] <= b[0] for a, b in zip(spans, spans[1:]))
+        return all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
-    def _measure(self, case: Any, key: tuple, p: TopKProblem, strides: dict, inner: int, x: Any, k: int, dim: int, largest: bool):
+    def _measure(
+        self, case: Any, key: tuple, p: TopKProblem, strides: dict, inner: int, x: Any, k: int, dim: int, largest: bool
+    ):
         from flykernels import targets
 
         target = getattr(targets, self.device.target)

@@ -40,8 +40,8 @@ class Case:
 
 
 def cases(
-    device: str, ops: Sequence[str], dtypes: Sequence[str], rows: Sequence[int], widths: Sequence[int], ks: Sequence[int],
-    inference: bool,
+    device: str, ops: Sequence[str], dtypes: Sequence[str], rows: Sequence[int], widths: Sequence[int], ks:
+    Sequence[int], inference: bool,
 ) -> Iterator[Case]:  # fmt: skip
     """The calls to make, small ones first."""
     for op in ops or ("rms_norm", "topk"):
@@ -80,7 +80,9 @@ def run(console: Console | None = None, **chosen: Any) -> int:
     """Measures; 0 if it went through, 1 if there is nothing to measure on, 130 if it was stopped."""
     console = console or Console()
     if settings.mode() != "tune":
-        console.print(f"FLYKERNELS_MODE is {settings.mode()}: the cache decides and is not written. Unset it to measure.")
+        console.print(
+            f"FLYKERNELS_MODE is {settings.mode()}: the cache decides and is not written. Unset it to measure."
+        )
         return 1
     device = chosen["device"]
     served = eager.enable([device]).get(device)
@@ -102,7 +104,9 @@ def run(console: Console | None = None, **chosen: Any) -> int:
     console.print(_summary(device))
     measured, known = counters["benchmarks"] - before[0], counters["from cache"] - before[1]
     where = settings.store().directories[0]
-    console.print(f"{done} calls: {measured} kernels measured, {known} cases known before. Cache: {where}", soft_wrap=True)
+    console.print(
+        f"{done} calls: {measured} kernels measured, {known} cases known before. Cache: {where}", soft_wrap=True
+    )
     return 0
 
 

@@ -22,7 +22,8 @@ from templates.rms_norm.space import configurations
 
 from . import devices, eager_code, eager_gate
 from .eager_gate import Candidate, bucket
-from .eager_rms import MISSING, NAMES, PLANS_MOST, compare, composed_backward, dense, rows_of
+from .eager_rms import MISSING, PLANS_MOST
+from .eager_rms_call import NAMES, compare, composed_backward, dense, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,9 @@ def _checked(x: Any, residual: Any, weight: Any) -> tuple[int, ...]:
     """The normalised shape. RuntimeError in words for operands that do not fit together."""
     if x.dim() == 0 or x.shape != residual.shape or x.dtype != residual.dtype or x.device != residual.device:
         raise RuntimeError(
-            "flykernels::add_rms_norm: x and residual must have one shape of at least one axis, one dtype and one device; "
-            f"got {list(x.shape)} {x.dtype} on {x.device} and {list(residual.shape)} {residual.dtype} on {residual.device}"
+            "flykernels::add_rms_norm: x and residual must have one shape of at least one axis, one dtype and one "
+            f"device; got {list(x.shape)} {x.dtype} on {x.device} and {list(residual.shape)} {residual.dtype} "
+            f"on {residual.device}"
         )
     if not x.is_floating_point():
         raise RuntimeError(f"flykernels::add_rms_norm: x must be floating point, not {x.dtype}")
@@ -63,8 +65,8 @@ def _checked(x: Any, residual: Any, weight: Any) -> tuple[int, ...]:
         return tuple(x.shape[-1:])
     if not 0 < weight.dim() <= x.dim() or weight.shape != x.shape[-weight.dim() :] or weight.device != x.device:
         raise RuntimeError(
-            f"flykernels::add_rms_norm: weight must have the shape of x's last axes and x's device; got {list(weight.shape)} "
-            f"on {weight.device} for x {list(x.shape)} on {x.device}"
+            "flykernels::add_rms_norm: weight must have the shape of x's last axes and x's device; got "
+            f"{list(weight.shape)} on {weight.device} for x {list(x.shape)} on {x.device}"
         )
     return tuple(weight.shape)
 
@@ -137,7 +139,13 @@ class _AddRMSNorm:
         plan = self.plans.get(key, MISSING)
         if plan is MISSING:
             lies = rows_of(total, axes)
-            if total.dtype not in NAMES or total.numel() == 0 or lies is None or not _weight_fits(weight) or not rstd.is_contiguous():
+            if (
+                total.dtype not in NAMES
+                or total.numel() == 0
+                or lies is None
+                or not _weight_fits(weight)
+                or not rstd.is_contiguous()
+            ):
                 plan = self.plans[key] = None
             else:
                 rows, width, x_row = lies
@@ -149,7 +157,10 @@ class _AddRMSNorm:
                     [t for t in operands if t is not rstd], weight, rows, width, apart, direction="backward",
                     residual=dsum is not None, weight_gradient=weight_gradient,
                 )  # fmt: skip
-                results = ((tuple(total.shape), total.dtype), *([(tuple(weight.shape), weight.dtype)] if weight_gradient else []))
+                results = (
+                    (tuple(total.shape), total.dtype),
+                    *([(tuple(weight.shape), weight.dtype)] if weight_gradient else []),
+                )
                 plan = self._plan(key, problem, rows, given, results, operands, aten)
         found = aten() if plan is None else self._run(plan, operands)
         return (*found, total.new_empty(0)) if len(found) == 1 else found
@@ -167,13 +178,19 @@ class _AddRMSNorm:
         with torch.cuda.device(operands[0].device):
             return plan(*operands)
 
-    def _problem(self, operands: Any, weight: Any, rows: int, width: int, apart: list[int], **more: Any) -> RMSNormProblem:
+    def _problem(
+        self, operands: Any, weight: Any, rows: int, width: int, apart: list[int], **more: Any
+    ) -> RMSNormProblem:
         size = operands[0].element_size()
-        align = size if self.on_cpu else alignment_of(size, *(t.data_ptr() for t in operands), *(apart if rows > 1 else ()))
+        align = (
+            size if self.on_cpu else alignment_of(size, *(t.data_ptr() for t in operands), *(apart if rows > 1 else ()))
+        )
         kind = "none" if weight is None else NAMES[weight.dtype]
         return RMSNormProblem(width, NAMES[operands[0].dtype], kind, align=align, rows_hint=rows, **more)
 
-    def _plan(self, key: tuple, p: RMSNormProblem, rows: int, given: dict, results: tuple, operands: tuple, aten: Callable):
+    def _plan(
+        self, key: tuple, p: RMSNormProblem, rows: int, given: dict, results: tuple, operands: tuple, aten: Callable
+    ):
         """The plan for a key, decided by the cache or by measuring on these operands."""
         if len(self.plans) >= PLANS_MOST:
             self.plans.clear()
@@ -190,7 +207,9 @@ class _AddRMSNorm:
                 measure = lambda: self._measure(case_key, key, kernel, bind, rows, width, operands, aten)
                 decided, for_good = eager_gate.decide(case_key, measure, may)
                 if decided is not None:
-                    codes = eager_code.codes_for("rms_norm", kernel, decided.config, self.device.target, decided.artefact)
+                    codes = eager_code.codes_for(
+                        "rms_norm", kernel, decided.config, self.device.target, decided.artefact
+                    )
                     plan = bind(decided.config, codes)
         except eager_gate.PinnedMiss:
             raise
@@ -200,7 +219,9 @@ class _AddRMSNorm:
             self.plans[key] = plan
         return plan
 
-    def _bind(self, kernel: RMSNormProblem, config: dict, codes: Any, rows: int, width: int, given: dict, results: tuple):
+    def _bind(
+        self, kernel: RMSNormProblem, config: dict, codes: Any, rows: int, width: int, given: dict, results: tuple
+    ):
         """plan(*operands) -> results: operands and results are the kernel's pointers, in its order."""
         launch = eager_code.launcher(codes)
         chosen = config_from_key(self.device.target, config)
@@ -223,15 +244,17 @@ class _AddRMSNorm:
 
         return run
 
-    def _measure(self, case: Any, key: tuple, kernel: Any, bind: Callable, rows: int, width: int, operands: tuple, aten: Callable):
+    def _measure(
+        self, case: Any, key: tuple, kernel: Any, bind: Callable, rows: int, width: int, operands: tuple, aten: Callable
+    ):
         from flykernels import targets
 
         target = getattr(targets, self.device.target)
         using: list[Callable] = [aten]
         candidates = []
-        for c in configurations(kernel, target).kept:
+        for config in (c.config.key() for c in configurations(kernel, target).kept):
 
-            def make(config=c.config.key()):
+            def make(config=config):
                 codes = eager_code.codes_for("rms_norm", kernel, config, target.name)
                 plan = bind(config, codes)
 
@@ -240,7 +263,7 @@ class _AddRMSNorm:
 
                 return Candidate(str(config), config, eager_code.artefact_of(codes), use)
 
-            make.name = str(c.config.key())  # type: ignore[attr-defined]
+            make.name = str(config)  # type: ignore[attr-defined]
             candidates.append(make)
         want = aten()
         run = lambda: using[0]()

@@ -45,8 +45,9 @@ ELEMENTS_MOST = 2**31 - 1
 
 
 class Slot(enum.IntEnum):
-    """A slot's words of 8 bytes. `state` is written last. A slot that is taken keeps its key; `state` may change between
-    ATEN and OURS, and `words` to other words that never change: what a call reads of a slot always fits together."""
+    """A slot's words of 8 bytes. `state` is written last. A slot that is taken keeps its key; `state` may change
+    between ATEN and OURS, and `words` to other words that never change: what a call reads of a slot always fits
+    together."""
 
     STATE = 0
     WIDTH = 1
@@ -106,7 +107,9 @@ def first_probe(width: int, k: int, code: int) -> int:
 WEIGHT_SHIFT, ALIGN_SHIFT, DEVICE_SHIFT = 8, 16, 32
 NO_WEIGHT = 0xFF
 EPS_BITS = 0x34000000  # of float32's epsilon, 2**-23, which ATen takes for eps=None
-_ARGUMENTS = "KNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE"  # (Tensor, ArrayRef, optional<Tensor>, optional<double>)
+_ARGUMENTS = (
+    "KNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE"  # (Tensor, ArrayRef, optional<Tensor>, optional<double>)
+)
 # ATen's function by the dispatch key; on the CPU, where ATen composes the operator, what the composition is called.
 RMS_NORM = {
     "CUDA": f"_ZN2at4cuda15_fused_rms_normER{_ARGUMENTS}",

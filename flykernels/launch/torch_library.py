@@ -1,11 +1,12 @@
-"""Puts machine code behind operators of PyTorch, without Python in a call: doors (targets/x86_door.py) and their tables.
+"""Puts machine code behind operators of PyTorch, without Python in a call: doors (targets/x86_door.py) and their
+tables.
 
     door = TopkDoor(code, resolve)      # the object that targets/x86_topk_door.py builds
     door.open()                         # from now on the dispatcher calls it; close() puts ATen's kernels back
     door.put(width, k, code, OURS, kernel=launch.host.load(...), parts=..., ...)
 
-`resolve(width, k, code, rows)` is called, with the GIL, for what no slot knows: it puts a slot, or returns a message that
-the user's call is to fail with. The library object is PyTorch's own, made and deleted through its C interface.
+`resolve(width, k, code, rows)` is called, with the GIL, for what no slot knows: it puts a slot, or returns a message
+that the user's call is to fail with. The library object is PyTorch's own, made and deleted through its C interface.
 """
 
 from __future__ import annotations
@@ -226,7 +227,8 @@ class TopkDoor(Door):
 
 
 class RmsNormDoor(Door):
-    """aten::_fused_rms_norm below autograd, on a GPU. (A stand-in for one, in tests, is the CPU with a launch of its own.)"""
+    """aten::_fused_rms_norm below autograd, on a GPU. (A stand-in for one, in tests, is the CPU with a launch of its
+    own.)"""
 
     operators: ClassVar = {"_fused_rms_norm": "rms_norm"}
 

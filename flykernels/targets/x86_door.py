@@ -19,6 +19,7 @@ from ..launch.torch_door import Slot
 from ..mlir import ExecutionEngine, PassManager, ir
 from .x86 import LOWER
 
+PERSONALITY = "attributes {personality = @__gxx_personality_v0}"  # of a function that exceptions pass through
 _numbers = itertools.count()
 
 
@@ -65,18 +66,23 @@ def invoke(name: str, arguments: str, normal: str, unwind: str) -> str:
     llvm.invoke %_f{n}({values}) to {normal} unwind {unwind} : !llvm.ptr, ({types}) -> ()"""
 
 
+def _of(index: int | str) -> str:
+    """The type of an index that is a value and no number."""
+    return ", i64" if str(index).startswith("%") else ""
+
+
 def word(result: str, base: str, index: int | str, kind: str = "i64") -> str:
     """%result = the 8-byte word number `index` behind a pointer."""
     n = next(_numbers)
     return f"""
-    %_p{n} = llvm.getelementptr {base}[{index}] : (!llvm.ptr{", i64" if str(index).startswith("%") else ""}) -> !llvm.ptr, i64
+    %_p{n} = llvm.getelementptr {base}[{index}] : (!llvm.ptr{_of(index)}) -> !llvm.ptr, i64
     {result} = llvm.load %_p{n} : !llvm.ptr -> {kind}"""
 
 
 def put(value: str, base: str, index: int | str, kind: str = "i64") -> str:
     n = next(_numbers)
     return f"""
-    %_p{n} = llvm.getelementptr {base}[{index}] : (!llvm.ptr{", i64" if str(index).startswith("%") else ""}) -> !llvm.ptr, i64
+    %_p{n} = llvm.getelementptr {base}[{index}] : (!llvm.ptr{_of(index)}) -> !llvm.ptr, i64
     llvm.store {value}, %_p{n} : {kind}, !llvm.ptr"""
 
 
@@ -109,8 +115,8 @@ module {{
 
 
 def find() -> str:
-    """find(width, k, code, rows, said): the words of who serves a call; null: ATen does. width, k, code: the slot's key. said:
-    where a message is left that the call is to fail with, else null."""
+    """find(width, k, code, rows, said): the words of who serves a call; null: ATen does. width, k, code: the slot's
+    key. said: where a message is left that the call is to fail with, else null."""
     c0, c1, c2 = (m - 2**64 if m >= 2**63 else m for m in door.MULTIPLIERS)
     return f"""
   llvm.func internal @find(%width: i64, %k: i64, %code: i64, %rows: i64, %said: !llvm.ptr) -> !llvm.ptr {{

@@ -3,8 +3,9 @@
     void rms_norm(StableIValue *stack, uint64_t arguments, uint64_t results)
 
 A call whose elements lie as kernels want them is looked up by width, rows (by powers of two) and what `rms_code_of`
-packs; the slot says who serves it: a kernel, launched right here on torch's current stream, or ATen. What no slot knows is
-asked of `resolve` (Python) once. Everything else, and what the driver refuses to launch, is ATen's own function.
+packs; the slot says who serves it: a kernel, launched right here on torch's current stream, or ATen. What no slot
+knows is asked of `resolve` (Python) once. Everything else, and what the driver refuses to launch, is ATen's own
+function.
 
 Kernels that a slot may name are one code object without workspace, clusters or tensor maps, whose grid is as many
 workgroups as the argument `parts` says: that is what `rms_norm` can launch.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from ..codeobject import CodeObject
 from ..launch import torch_door as door
 from ..launch.torch_door import RmsWords
-from .x86_door import call, compile_door, constants, find, invoke, module, put, room, say, word
+from .x86_door import PERSONALITY, call, compile_door, constants, find, invoke, module, put, room, say, word
 
 ENTRY = "rms_norm"
 VECTOR = 16  # bytes: a larger alignment says nothing more
@@ -261,8 +262,8 @@ def _launch() -> str:
     %stream = llvm.load %stream_ : !llvm.ptr -> !llvm.ptr
     %grid = llvm.trunc %parts : i64 to i32
     %threads32 = llvm.trunc %threads : i64 to i32
-    {call("%r1", "launch", "%function: !llvm.ptr, %grid: i32, %single: i32, %single: i32, %threads32: i32, %single: i32, "
-          "%single: i32, %none: i32, %stream: !llvm.ptr, %places: !llvm.ptr, %null: !llvm.ptr")}
+    {call("%r1", "launch", "%function: !llvm.ptr, %grid: i32, %single: i32, %single: i32, %threads32: i32, "
+          "%single: i32, %single: i32, %none: i32, %stream: !llvm.ptr, %places: !llvm.ptr, %null: !llvm.ptr")}
     %status = llvm.or %r0, %r1 : i32
     %took = llvm.icmp "eq" %status, %none : i32
     llvm.return %took : i1
@@ -285,14 +286,14 @@ def _release(at: str, name: str) -> str:
 
 def _rms_norm(device_type: int) -> str:
     return f"""
-  llvm.func @rms_norm(%stack: !llvm.ptr, %arguments: i64, %results: i64) attributes {{personality = @__gxx_personality_v0}} {{
+  llvm.func @rms_norm(%stack: !llvm.ptr, %arguments: i64, %results: i64) {PERSONALITY} {{
     {word("%h", "%stack", 0, "!llvm.ptr")}
     {word("%list", "%stack", 1, "!llvm.ptr")}
     {word("%w_cell", "%stack", 2, "!llvm.ptr")}
     {word("%eps_cell", "%stack", 3, "!llvm.ptr")}
     {constants(zero=0, one=1, minus=-1, cells=WORDS, type=device_type, rank_most=door.DIMENSIONS_MOST, low=VECTOR)}
-    {constants(sixtyfour=64, weight_shift=door.WEIGHT_SHIFT, align_shift=door.ALIGN_SHIFT, device_shift=door.DEVICE_SHIFT)}
-    {constants(default_eps=door.EPS_BITS, no_weight=door.NO_WEIGHT, eight=8, two_words=2)}
+    {constants(weight_shift=door.WEIGHT_SHIFT, align_shift=door.ALIGN_SHIFT, device_shift=door.DEVICE_SHIFT)}
+    {constants(sixtyfour=64, default_eps=door.EPS_BITS, no_weight=door.NO_WEIGHT, eight=8, two_words=2)}
     %null = llvm.mlir.zero : !llvm.ptr
     %fine = llvm.mlir.constant(0 : i32) : i32
     %call = llvm.alloca %cells x i64 : (i64) -> !llvm.ptr
@@ -400,8 +401,8 @@ def _rms_norm(device_type: int) -> str:
     llvm.cond_br %got0, ^empty2, ^aten
   ^empty2:
     %y = llvm.load %y_ : !llvm.ptr -> !llvm.ptr
-    {call("%a1", "aoti_torch_empty_strided", "%nd: i64, %rsz: !llvm.ptr, %rst: !llvm.ptr, %f32_type: i32, %type32: i32, "
-          "%device32: i32, %r_: !llvm.ptr")}
+    {call("%a1", "aoti_torch_empty_strided", "%nd: i64, %rsz: !llvm.ptr, %rst: !llvm.ptr, %f32_type: i32, "
+          "%type32: i32, %device32: i32, %r_: !llvm.ptr")}
     %got1 = llvm.icmp "eq" %a1, %fine : i32
     llvm.cond_br %got1, ^run, ^drop_y
   ^run:
@@ -410,7 +411,8 @@ def _rms_norm(device_type: int) -> str:
     {call("%a3", "aoti_torch_get_data_ptr", "%r: !llvm.ptr, %rp_: !llvm.ptr")}
     %yp = llvm.load %yp_ : !llvm.ptr -> i64
     %rp = llvm.load %rp_ : !llvm.ptr -> i64
-    %ran = llvm.call @norm_launch(%slot, %call, %wp, %yp, %rp, %eps_bits) : (!llvm.ptr, !llvm.ptr, i64, i64, i64, i64) -> i1
+    %ran = llvm.call @norm_launch(%slot, %call, %wp, %yp, %rp, %eps_bits)
+           : (!llvm.ptr, !llvm.ptr, i64, i64, i64, i64) -> i1
     llvm.cond_br %ran, ^leave(%y, %r : !llvm.ptr, !llvm.ptr), ^drop
   ^drop:
     {call("%a4", "aoti_torch_delete_tensor_object", "%r: !llvm.ptr")}

@@ -98,7 +98,11 @@ def test_gradients(on, launches, dtype):
         want = reference.backward(x.detach(), weight.detach(), rstd, dy, None)
         p = RMSNormProblem(width, NAMES[dtype], NAMES[dtype], "backward", weight_gradient=True)
         for name, value, terms in (("dx", got[0], width), ("dweight", got[1], rows)):
-            assert ((value.double() - want[name]).abs() <= reference.bound(p, name, want, terms)).all(), (name, rows, width)
+            assert ((value.double() - want[name]).abs() <= reference.bound(p, name, want, terms)).all(), (
+                name,
+                rows,
+                width,
+            )
         again = torch.autograd.grad(F.rms_norm(x, (width,), weight, 1e-5), weight, dy)[0]
         assert torch.equal(again, got[1])
     assert len(launches) >= 3
@@ -134,7 +138,11 @@ def test_other_dimensions_and_strides(on):
     assert_topk(view, 9)
     weight = torch.randn(4097, device="cuda")[1:]
     assert_norm(F.rms_norm(view, (4096,), weight, 1e-5), view, weight)
-    assert_norm(F.rms_norm(buffer[: 8 * 4096].view(8, 4096)[:, :4000], (4000,), None, 1e-5), buffer[: 8 * 4096].view(8, 4096)[:, :4000], None)
+    assert_norm(
+        F.rms_norm(buffer[: 8 * 4096].view(8, 4096)[:, :4000], (4000,), None, 1e-5),
+        buffer[: 8 * 4096].view(8, 4096)[:, :4000],
+        None,
+    )
 
 
 CALLS = {
@@ -164,7 +172,9 @@ CALLS = {
     "wrong weight": lambda: F.rms_norm(torch.ones(3, 5, device="cuda"), (5,), torch.ones(4, device="cuda")),
     "0 columns": lambda: F.rms_norm(torch.ones(3, 0, device="cuda"), (0,)),
     "norm of float64": lambda: F.rms_norm(torch.ones(3, 5, device="cuda").double(), (5,)),
-    "norm of mixed types": lambda: F.rms_norm(torch.ones(3, 5, device="cuda").half(), (5,), torch.ones(5, device="cuda")),
+    "norm of mixed types": lambda: F.rms_norm(
+        torch.ones(3, 5, device="cuda").half(), (5,), torch.ones(5, device="cuda")
+    ),
 }  # fmt: skip
 
 
@@ -251,7 +261,11 @@ def test_functorch(on):
 
     x, w = torch.randn(6, 40, device="cuda"), torch.randn(40, device="cuda")
     f = lambda x: F.rms_norm(x, (40,), w, 1e-5)
-    for call in (lambda: vmap(f)(x), lambda: grad(lambda x: f(x).pow(2).sum())(x), lambda: vmap(grad(lambda x: f(x).sum()))(x)):
+    for call in (
+        lambda: vmap(f)(x),
+        lambda: grad(lambda x: f(x).pow(2).sum())(x),
+        lambda: vmap(grad(lambda x: f(x).sum()))(x),
+    ):
         torch.testing.assert_close(*both(call), rtol=1e-5, atol=1e-5)
     ours, aten = both(lambda: jvp(f, (x,), (x,)))
     torch.testing.assert_close(ours, aten, rtol=1e-5, atol=1e-5) if isinstance(aten[0], torch.Tensor) else None

@@ -1,4 +1,5 @@
-"""Who serves a call, and how that is decided: modes, cache, buckets, quarantine, switches, other processes, commands."""
+"""Who serves a call, and how that is decided: modes, cache, buckets, quarantine, switches, other processes,
+commands."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ def test_measured_once_a_bucket_and_kept(prefer_ours, launches):
     assert found.key.problem == {
         "dtype": "f32", "largest": True, "layout": "last", "wide": True, "rows": 8, "width": 128, "k": 8,
     }  # fmt: skip
-    assert set(found.timings) == {eager_gate.ATEN, found.winner} and found.key.target["threads"] == torch.get_num_threads()
+    assert (
+        set(found.timings) == {eager_gate.ATEN, found.winner} and found.key.target["threads"] == torch.get_num_threads()
+    )
 
 
 def test_where_aten_wins_it_serves(prefer_aten, launches):
@@ -200,7 +203,7 @@ def test_pinned_strict_says_what_is_missing(monkeypatch, prefer_ours):
         with pytest.raises(settings.PinnedMiss, match="warmup"):
             norm(torch.randn(4, 5000))
         for out in (None, (torch.empty(4, 5), torch.empty(4, 5, dtype=torch.int64))):
-            with pytest.raises(RuntimeError, match="pinned-strict.*warmup"):
+            with pytest.raises(RuntimeError, match=r"pinned-strict.*warmup"):
                 torch.topk(torch.randn(4, 5000), 5, out=out)
         norm(torch.randn(4, 5).double())  # not ours to decide
         torch.topk(torch.arange(5), 2)
@@ -266,7 +269,8 @@ values, indices = torch.topk(x, 9)
 named = type(y.grad_fn).__name__
 print(json.dumps({{
     "benchmarks": counters["benchmarks"], "compiles": counters["compiles"], "on": eager.is_enabled(), "node": named,
-    "mlir": any(m.split(".")[0] in ("flydsl", "mlir") for m in sys.modules), "inductor": "torch._inductor" in sys.modules,
+    "mlir": any(m.split(".")[0] in ("flydsl", "mlir") for m in sys.modules),
+    "inductor": "torch._inductor" in sys.modules,
     "bits": [t.detach().contiguous().view(torch.int32).long().sum().item() for t in (y, z, values, x.grad, w.grad)],
 }}))
 """
@@ -335,7 +339,15 @@ def test_warmup_that_is_stopped_goes_on(monkeypatch, prefer_ours):
 
     from inductor_plugin import eager_warmup
 
-    chosen = {"device": "cpu", "ops": ("topk",), "dtypes": ("f32",), "rows": (1, 2), "widths": (40,), "ks": (3,), "inference": False}
+    chosen = {
+        "device": "cpu",
+        "ops": ("topk",),
+        "dtypes": ("f32",),
+        "rows": (1, 2),
+        "widths": (40,),
+        "ks": (3,),
+        "inference": False,
+    }
     original, calls = eager_warmup.call, []
 
     def interrupted(case, device):

@@ -1,4 +1,5 @@
-"""torch.ops.flykernels.add_rms_norm: results, gradients, errors, fakes, compile, and where ATen's operators serve it."""
+"""torch.ops.flykernels.add_rms_norm: results, gradients, errors, fakes, compile, and where ATen's operators serve
+it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ def test_forward(launches, dtype, weight_dtype):
 
 def test_layouts(launches):
     base = torch.randn(6, 5, 64)
-    for x, residual in ((base, base.flip(0)), (base[:, :, 1:33], base[:, :, 3:35]), (base.transpose(0, 1), base.transpose(0, 1) * 2)):
+    for x, residual in (
+        (base, base.flip(0)),
+        (base[:, :, 1:33], base[:, :, 3:35]),
+        (base.transpose(0, 1), base.transpose(0, 1) * 2),
+    ):
         weight = torch.randn(x.shape[-1])
         assert_right(ops.add_rms_norm(x, residual, weight, 1e-5), x, residual, weight, 1e-5)
     x, weight = torch.randn(3, 4, 8), torch.randn(4, 8)

@@ -1,5 +1,5 @@
-"""The door for RMSNorm on GPUs, with the CPU in the place of one: a driver and a stream of our own, ATen's composition as
-the function it falls back to. Every argument that a driver would be given is looked at."""
+"""The door for RMSNorm on GPUs, with the CPU in the place of one: a driver and a stream of our own, ATen's
+composition as the function it falls back to. Every argument that a driver would be given is looked at."""
 
 from __future__ import annotations
 
@@ -35,14 +35,23 @@ class Driver:
         self._device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int32))(self.device)
         original = address_of(getattr(libtorch(), torch_door.RMS_NORM["CPU"]))
         self.door = RmsNormDoor(
-            build(CPU), self.resolve, "CPU", *map(address_of, (self._launch, self._stream)), original, address_of(self._device)
+            build(CPU),
+            self.resolve,
+            "CPU",
+            *map(address_of, (self._launch, self._stream)),
+            original,
+            address_of(self._device),
         )
 
     def resolve(self, width, rows, code, exact):
         self.asked.append((width, rows, code & 0xFFFFFFFF, exact))
         if self.state == "error":
             return "pinned-strict: not known"
-        how = {"function": FUNCTION, "workgroup": WORKGROUP, "tile": TILE, "parts_most": PARTS} if self.state == torch_door.OURS else {}
+        how = (
+            {"function": FUNCTION, "workgroup": WORKGROUP, "tile": TILE, "parts_most": PARTS}
+            if self.state == torch_door.OURS
+            else {}
+        )
         self.door.put(width, rows, code, self.state, **how)
         return None
 
@@ -66,7 +75,9 @@ class Driver:
         w = rest.pop(0) if weighted else 0
         y, rstd, eps, rows, stride, parts = rest
         dtype = NUMBERS[code & 0xFF]
-        memory = lambda address, n, kind: torch.frombuffer((ctypes.c_char * (n * kind.itemsize)).from_address(address), dtype=kind)
+        memory = lambda address, n, kind: torch.frombuffer(
+            (ctypes.c_char * (n * kind.itemsize)).from_address(address), dtype=kind
+        )
         given = memory(x, (rows - 1) * stride + width, dtype).as_strided((rows, width), (stride, 1)).float()
         scale = (given.pow(2).mean(-1) + ctypes.c_float.from_buffer(ctypes.c_int32(eps & 0xFFFFFFFF)).value).rsqrt()
         out = given * scale[:, None]
@@ -128,7 +139,7 @@ def test_served(driver, name):
         for a, b in zip(got, want):
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
             torch.testing.assert_close(a, b, rtol=1e-2 if a.dtype != torch.float32 else 1e-5, atol=1e-5)
-    x, shape, weight, eps = arguments
+    x, shape, weight, _ = arguments
     rows = x.numel() // torch.Size(shape).numel()
     where, grid, block, shared, extra, values = driver.launches[-1]
     assert where == (FUNCTION, STREAM) and grid == (min(-(-rows // TILE), PARTS), 1, 1)

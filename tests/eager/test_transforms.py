@@ -3,6 +3,8 @@ tensors, functorch, forward mode, dispatch modes, subclasses, autocast, checkpoi
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -174,7 +176,8 @@ def test_compile_and_eager_of_bf16_agree(on):
 
 
 def test_export(prefer_ours):
-    """The program is the same. Decomposed, its fused operator stays whole, as it does for a device where ATen has one."""
+    """The program is the same. Decomposed, its fused operator stays whole, as it does for a device where ATen has
+    one."""
     module, x = torch.nn.RMSNorm(8), torch.randn(4, 8)
     texts = []
     for state in (True, False):
@@ -188,7 +191,7 @@ def test_export(prefer_ours):
 
 
 class Logged(torch.Tensor):
-    seen: list = []
+    seen: ClassVar[list] = []
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):

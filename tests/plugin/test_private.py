@@ -123,7 +123,8 @@ def test_the_fused_operators_are_what_rms_norm_ends_in():
 
 def test_topks_schemas():
     assert str(torch.ops.aten.topk.default._schema) == (
-        "aten::topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"
+        "aten::topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> "
+        "(Tensor values, Tensor indices)"
     )
     assert str(torch.ops.aten.topk.values._schema).startswith(
         "aten::topk.values(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True, *, "
@@ -151,7 +152,9 @@ def test_names_of_eager_operators():
     with torch.inference_mode():
         assert eager.empty_strided_cpu((1,), (1,), torch.float32).is_inference()
     assert private.kernel_of("aten::_fused_rms_norm_backward", "SparseCPU") is None
-    values, _ = private.kernel_of("aten::topk", "CPU")(eager.DispatchKeySet(eager.DispatchKey.CPU), torch.arange(3.0), 1, -1, True, True)
+    values, _ = private.kernel_of("aten::topk", "CPU")(
+        eager.DispatchKeySet(eager.DispatchKey.CPU), torch.arange(3.0), 1, -1, True, True
+    )
     assert values.tolist() == [2]
 
 
@@ -161,7 +164,12 @@ def test_the_door_of_topk():
     from flykernels.launch.torch_library import libtorch
 
     library = libtorch()
-    numbers = {"float32": torch_door.F32, "float16": torch_door.F16, "bfloat16": torch_door.BF16, "int64": torch_door.I64}
+    numbers = {
+        "float32": torch_door.F32,
+        "float16": torch_door.F16,
+        "bfloat16": torch_door.BF16,
+        "int64": torch_door.I64,
+    }
     for name, number in numbers.items():
         assert getattr(library, f"aoti_torch_dtype_{name}")() == number
     assert library.aoti_torch_device_type_cpu() == torch_door.CPU
