@@ -21,7 +21,7 @@ FEW_ROWS = 1.0  # rows a compute unit: with fewer, units idle
 OTHER_REGISTERS, STREAMED_REGISTERS = 15, 48  # addresses, sums, the vector that is being worked on
 STREAMED_VECTORS = 4  # a thread, where rows are read twice
 SLICE_BYTES = 8 * 1024  # of a row, at least: less is read in a fraction of a launch's time
-SLICED_FROM = 64 * 1024  # bytes of a row: a launch more costs as much as reading this by one workgroup
+SLICED_FROM = 128 * 1024  # bytes of a row: one workgroup reads this in about the time of a launch
 
 
 def configurations(problem: RMSNormProblem, target) -> Space:

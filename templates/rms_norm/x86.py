@@ -12,7 +12,7 @@ from .problem import RMSNormProblem
 from .x86_rows import Units, arguments, line, share, spread, together
 
 
-def steps(p: RMSNormProblem, cfg: X86Config):
+def steps(p: RMSNormProblem):
     """The kernels that are launched in turn."""
     return x86_backward.steps(p) if p.backward else (rms_norm,)
 

@@ -8,6 +8,7 @@ from flykernels.dtypes import f32, i64
 from flykernels.lang import Kernel
 from flykernels.lang.values import constant
 
+from .arguments import element_type
 from .config import X86Config
 from .problem import RMSNormProblem
 from .x86_rows import Units, arguments, line, share, spread, together
@@ -22,7 +23,8 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: X86Config):
     """dx = rstd (g - x rstd^2 mean(g x)) [+ dsum] with g = dy w, and each part's sums of dy x rstd."""
     given = arguments(k, p, *(["workspace"] if p.weight_gradient else []))
     width, weight = given["width"], given.get("weight")
-    units = Units(k, [p.type, *([p.weight_type] if weight else []), *([f32] if p.weight_gradient else [])], clean=False)
+    along = [p.type, *([element_type(p, "weight")] if weight else []), *([f32] if p.weight_gradient else [])]
+    units = Units(k, along, clean=False)
     first, end = share(k, given)
     sums = line(given["workspace"], k.workgroup_id().to(i64), width) if p.weight_gradient else None
     zero = constant(0, f32, units.lanes)
@@ -76,7 +78,7 @@ def column_sums(k: Kernel, p: RMSNormProblem, cfg: X86Config):
     """dweight: the sums of all parts, each thread a run of columns."""
     given = arguments(k, p, "workspace")
     width, parts = given["width"], given["parts"]
-    units = Units(k, [f32, p.weight_type])
+    units = Units(k, [f32, element_type(p, "dweight")])
     first, end = share(k, given, of="width")
     columns, dweight = given["workspace"].at(first), given["dweight"].at(first)
 

@@ -19,7 +19,7 @@ from flykernels.lang import Global, Kernel, View, select
 from flykernels.lang.values import Value, constant, mlir_type
 from flykernels.mlir import arith, ir
 
-from .arguments import pointers, scalar_types
+from .arguments import element_type, pointers, scalar_types
 from .problem import RMSNormProblem
 
 HALF = 16  # bits of a bf16; an f32 has as many more
@@ -121,10 +121,9 @@ def _numbers(values) -> Value:
 
 # -- what the kernels share
 def arguments(k: Kernel, p: RMSNormProblem, *more: str) -> dict:
-    """The arguments by name, memory as rows of neighbours; more: names of further pointers to f32."""
-    kinds = {"weight": p.weight_type, "dweight": p.weight_type, "rstd": f32} | dict.fromkeys(more, f32)
-    row = lambda name: kinds.get(name, p.type)
-    memory = {n: Global(row(n), (1,), (1,), alignment=row(n).bytes) for n in (*pointers(p), *more)}
+    """The arguments by name, memory as rows of neighbours; more: further pointers ("workspace")."""
+    kind = lambda name: element_type(p, name)
+    memory = {n: Global(kind(n), (1,), (1,), alignment=kind(n).bytes) for n in (*pointers(p), *more)}
     order = {n: memory[n] for n in pointers(p)} | scalar_types(p) | {n: memory[n] for n in more}
     k.grid = ((Extent("parts"),),)
     return dict(zip(order, k.args(**order)))
