@@ -50,11 +50,8 @@ def slice_scaled(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 
 def slices(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """(arguments, how a slice is held, name -> this workgroup's slice of it, (row, number of the slice))."""
-    given, long, span = (
-        arguments(k, p, cfg, workspace=counted(p, cfg)),
-        length(p, cfg),
-        cfg.threads_per_row * cfg.vector,
-    )
+    given = arguments(k, p, cfg, workspace=counted(p, cfg))
+    long, span = length(p, cfg), cfg.threads_per_row * cfg.vector
     threads = (Mode(cfg.threads_per_row, 1, cfg.vector),)
     tile = k.fragment(ThreadValues((1, long), threads, Mode(cfg.vector, 1, 1), (Mode(long // span, 1, span),)))
     k.grid = ((Extent(counted(p, cfg)), Extent("rows")),)

@@ -71,11 +71,13 @@ class Units:
 
     # -- along a row
     def visit(self, width: Value, unroll: int, body: Callable, one: Callable, carry=()):
-        """Calls body(at, carry, keep) for all units of a row of `width` (i64) elements, `unroll` of them a turn.
+        """Goes along a row of `width` (i64) elements; returns what was carried last.
 
-        body adds to the carried values and returns them; keep(unit) puts zeros where an element was visited before.
-        carry: a tuple of f32 vectors. unroll: units a turn; body is called with the unit's number in it too.
-        one: one(at, carry) does the same for one element; carried values are then vectors with one element in use."""
+        body  body(at, carried, keep, n) -> carried, for the unit at element `at`, number n of its turn. keep(unit) has
+              zeros where an element was visited before: for what is added up
+        one   one(at, carried) -> carried, for one element of a row that is shorter than a unit
+        unroll  units a turn
+        carry   a tuple of Values, or () if nothing is carried"""
         k, size, turn = self.k, self.size, self.size * unroll
         whole, units = width // turn * turn, width // size * size
         short = width < size
