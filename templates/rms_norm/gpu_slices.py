@@ -40,7 +40,7 @@ def slice_scaled(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     rstd = rsqrt(squares / p.columns + given["eps"].bitcast(f32))
     if p.rstd:
 
-        @k.when(k.thread.equals(0) & number.equals(0))
+        @k.when((k.thread + number).equals(0))
         def _():
             given["rstd"].put(rstd, row, 0)
 
