@@ -33,17 +33,16 @@ OPERATORS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward", "aten::t
 class _Installed:
     """What is ours on one device while eager operators are on.
 
-    tables  objects that remember decisions; libraries and door: what undoes the registrations"""
+    libraries and doors: what undoes the registrations"""
 
-    tables: list[Any] = field(default_factory=list)
     libraries: list[Any] = field(default_factory=list)
-    door: Any = None
+    doors: list[Any] = field(default_factory=list)
     served: dict[str, str] = field(default_factory=dict)  # operator: how, in words
 
 
 _installed: dict[str, _Installed] = {}
 _made: dict[str, Any] = {}  # kept over disable() and enable(): decisions, and the one door
-_originals: dict[tuple[str, str], Callable] = {}
+_originals: dict[tuple[str, str], Callable | None] = {}
 
 
 def enable(devices: Sequence[str] | None = None) -> dict[str, dict[str, str]]:
@@ -71,8 +70,8 @@ def disable(devices: Sequence[str] | None = None) -> None:
         for device in devices or tuple(_installed):
             installed = _installed.pop(device, None)
             if installed is not None:
-                if installed.door is not None:
-                    installed.door.close()
+                for door in installed.doors:
+                    door.close()
                 for library in installed.libraries:
                     library._destroy()
 
@@ -148,10 +147,7 @@ def _original(op: str, key: str) -> Callable | None:
     from . import private
 
     if (op, key) not in _originals:
-        found = private.kernel_of(op, key)
-        if found is None:
-            return None
-        _originals[op, key] = found
+        _originals[op, key] = private.kernel_of(op, key)
     return _originals[op, key]
 
 
@@ -173,6 +169,8 @@ def _install(name: str) -> _Installed:
             _install_rms_norm(installed, device, key)
             _install_topk(installed, device, key)
         except Exception:
+            for door in installed.doors:
+                door.close()
             for library in installed.libraries:
                 library._destroy()
             raise
@@ -199,7 +197,8 @@ def _install_rms_norm(installed: _Installed, device: Any, key: str) -> None:
     if rms is None:
         rms = _made[f"rms_norm {key}"] = RMSNorm(device, forward, backward)
     library = _library(installed)
-    library.impl("_fused_rms_norm", rms.forward, key, with_keyset=True)
+    if device.target == "x86" or not _open_rms_norm(installed, device, key):
+        library.impl("_fused_rms_norm", rms.forward, key, with_keyset=True)
     library.impl("_fused_rms_norm_backward", rms.backward, key, with_keyset=True)
     if backward is None:
         # ATen composes the operator on this device, and autograd sees through it. With a kernel of ours there, autograd
@@ -207,8 +206,22 @@ def _install_rms_norm(installed: _Installed, device: Any, key: str) -> None:
         if rms.derivative is None:
             rms.derivative = private.kernel_of(FORWARD, f"Autograd{key}")
         library.impl("_fused_rms_norm", rms.route, f"Autograd{key}", with_keyset=True)
-    installed.tables.append(rms)
     installed.served |= dict.fromkeys((FORWARD, BACKWARD), "ours where measured to be faster")
+
+
+def _open_rms_norm(installed: _Installed, device: Any, key: str) -> bool:
+    """The forward of a GPU without Python in a call; False where this torch or driver lacks what that needs."""
+    from .eager_rms_door import GpuRMSNormForward
+
+    try:
+        made = _made.get(f"rms_norm door {key}") or GpuRMSNormForward(device)
+        made.door.open()
+    except Exception as e:
+        log.info("rms_norm on %s is looked up in Python: %s: %s", key, type(e).__name__, e)
+        return False
+    _made[f"rms_norm door {key}"] = made
+    installed.doors.append(made.door)
+    return True
 
 
 def _install_topk(installed: _Installed, device: Any, key: str) -> None:
@@ -222,7 +235,7 @@ def _install_topk(installed: _Installed, device: Any, key: str) -> None:
             log.warning("topk on the CPU stays ATen's: %s: %s", type(e).__name__, e)
             installed.served |= dict.fromkeys(("aten::topk", "aten::topk.values"), f"ATen: {e}")
             return
-        installed.door = topk.door
+        installed.doors.append(topk.door)
     else:
         from .eager_topk import GpuTopK
 
@@ -235,5 +248,4 @@ def _install_topk(installed: _Installed, device: Any, key: str) -> None:
         library.impl("topk", topk.topk, key, with_keyset=True)
         library.impl("topk.values", topk.topk_values, key, with_keyset=True)
     _made[f"topk {key}"] = topk
-    installed.tables.append(topk)
     installed.served |= dict.fromkeys(("aten::topk", "aten::topk.values"), "ours where measured to be faster")

@@ -48,19 +48,21 @@ class RMSNorm:
         self.device, self.original, self.original_backward = device, original, original_backward
         self.on_cpu = device.target == "x86"
         self.derivative: Callable | None = None  # CPU: ATen's autograd formula of the fused operator
-        self.plans: dict[tuple, Callable | None] = {}
+        self.plans: dict[tuple, Plan | None] = {}
         self.gradients: dict[tuple, Callable | None] = {}
         self.known: dict[tuple, tuple[dict, str]] = {}  # CPU: backward's configuration and digests, by dtypes
         names = private.eager()
         self.empty = names.empty_strided_cpu if self.on_cpu else names.empty_strided_cuda
         self.current_device, self.level = names.current_device, names.forward_ad
         self.modes, self.interpreter = names.dispatch_modes, names.functorch_level
+        self.threads = torch.get_num_threads
 
     # -- what the dispatcher calls
     def route(self, keys: Any, x: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
         """On the CPU's autograd key: ours where nobody looks on and the table says so, else what was there before."""
         if (
-            type(x) in PLAIN
+            x.dtype in NAMES
+            and type(x) in PLAIN
             and (weight is None or type(weight) in PLAIN)
             and not self.modes()
             and self.interpreter() is None
@@ -70,18 +72,20 @@ class RMSNorm:
             if plan is not None:
                 if grad or self.level._current_level >= 0:
                     return self.derivative(keys, x, shape, weight, eps)  # type: ignore[misc]
-                return plan(x, weight)
+                return plan.run(x, weight)
         return self.original(keys, x, shape, weight, eps)
 
     def forward(self, keys: Any, x: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
         """Below autograd: (y, rstd)."""
-        plan = self.plan(x, shape, weight, eps, self.on_cpu and torch.is_grad_enabled(), below=True)
+        plan = None
+        if x.dtype in NAMES:
+            plan = self.plan(x, shape, weight, eps, self.on_cpu and torch.is_grad_enabled(), below=True)
         if plan is None:
             return self.original(keys, x, shape, weight, eps)
         if not self.on_cpu and x.get_device() != self.current_device():
             with torch.cuda.device(x.device):
-                return plan(x, weight)
-        return plan(x, weight)
+                return plan.run(x, weight)
+        return plan.run(x, weight)
 
     def backward(
         self, keys: Any, dy: Any, x: Any, shape: list[int], rstd: Any, weight: Any = None, mask: Sequence[bool] = (True, True)
@@ -98,21 +102,24 @@ class RMSNorm:
         return plan(dy, x, rstd, weight)
 
     # -- plans
-    def plan(self, x: Any, shape: Sequence[int], weight: Any, eps: float | None, grad: bool, below: bool = False) -> Any:
+    def plan(self, x: Any, shape: list[int], weight: Any, eps: float | None, grad: bool, below: bool = False) -> Any:
+        """The plan for a call, or None. Every question to a tensor here costs as much as a part of the launch."""
         kind = None if weight is None else weight.dtype
         if self.on_cpu:
-            key = (x.shape, x.stride(), x.dtype, kind, tuple(shape), eps, grad, torch.get_num_threads())
+            key: tuple = (x.shape, x.stride(), x.dtype, kind, len(shape), eps, grad, self.threads())
         else:
             address = x.data_ptr() if weight is None else x.data_ptr() | weight.data_ptr()
-            key = (x.shape, x.stride(), x.dtype, kind, tuple(shape), eps, address & 15, x.get_device())
+            key = (x.shape, x.stride(), x.dtype, kind, len(shape), eps, address & 15, x.get_device())
         found = self.plans.get(key, MISSING)
         if found is MISSING:
-            found = self._new_plan(key, x, shape, weight, eps, grad, below)
-        if found is not None and weight is not None and not (
-            weight.shape == x.shape[-len(shape) :] and weight.is_contiguous() and weight.get_device() == x.get_device()
-        ):  # fmt: skip
+            self._new_plan(key, x, shape, weight, eps, grad, below)
+            found = self.plans.get(key)
+        if found is None or shape != found.shape:
             return None
-        return found
+        if weight is not None and not (weight.shape == found.normalized and weight.is_contiguous()):
+            return None
+        # On the CPU's keys all operands are the CPU's; on a GPU's one of them may not be.
+        return found if self.on_cpu or weight is None or weight.get_device() == x.get_device() else None
 
     def _new_plan(self, key: tuple, x: Any, shape: Sequence[int], weight: Any, eps: float | None, grad: bool, below: bool):
         if len(self.plans) >= PLANS_MOST:
@@ -120,7 +127,8 @@ class RMSNorm:
         call = self.call_of(x, shape, weight, eps)
         if isinstance(call, str):
             log.debug("rms_norm of %s: %s; ATen serves it", tuple(x.shape), call)
-            self.plans[key] = None
+            if list(shape) == list(x.shape[-len(shape) :]):  # else another call with this key may be right
+                self.plans[key] = None
             return None
         try:
             may = not (below and grad) and not self._capturing()
@@ -156,7 +164,7 @@ class RMSNorm:
         why = problem.why_not(self.device)
         return why or Call(problem, rows, width, x_row, x, len(shape), eps_bits(eps_or_default(eps)))
 
-    def _use(self, call: Call, decided: Any, grad: bool) -> Callable:
+    def _use(self, call: Call, decided: Any, grad: bool) -> Plan:
         """The plan for a decision; notes what backward needs."""
         forward, _, backward = decided.artefact.partition("|")
         config = decided.config["forward"]
@@ -170,8 +178,8 @@ class RMSNorm:
         """The problem that a code object is built for: on the CPU one for all widths."""
         return problem.canonical(self.device) if self.on_cpu else problem
 
-    def bind(self, call: Call, config: dict, codes: eager_code.Codes) -> Callable:
-        """plan(x, weight) -> (y, rstd)."""
+    def bind(self, call: Call, config: dict, codes: eager_code.Codes) -> Plan:
+        """The plan of a call with a kernel."""
         launch, empty = eager_code.launcher(codes), self.empty
         size, strides, stat, stat_strides = call.y_size, call.y_strides, call.stat_size, call.stat_strides
         kind = call.dtype
@@ -205,7 +213,7 @@ class RMSNorm:
                 launch(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rstd.data_ptr(), *numbers)
                 return y, rstd
 
-        return run
+        return Plan(run, list(call.normalized), call.normalized)
 
     # -- the gradient
     def gradient_plan(self, dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, mask: Sequence[bool]) -> Any:
@@ -412,12 +420,25 @@ class RMSNorm:
         self.known.clear()
 
 
+class Plan:
+    """How calls of one layout are served.
+
+    run         (x, weight) -> (y, rstd)
+    shape       normalized_shape, as calls have it; normalized: the size that a weight then has"""
+
+    __slots__ = ("normalized", "run", "shape")
+
+    def __init__(self, run: Callable, shape: list[int], normalized: Any):
+        self.run, self.shape, self.normalized = run, shape, normalized
+
+
 class Call:
     """One call's sizes, and those of its results."""
 
     def __init__(self, problem: RMSNormProblem, rows: int, width: int, x_row: int, x: Any, axes: int, eps: int):
         self.problem, self.rows, self.width, self.x_row, self.eps = problem, rows, width, x_row, eps
         self.dtype = x.dtype
+        self.normalized = x.shape[-axes:]
         self.y_size, self.y_strides = tuple(x.shape), dense(x.shape)
         self.stat_size = (*x.shape[: x.dim() - axes], *(1,) * axes)
         self.stat_strides = dense(self.stat_size)

@@ -20,7 +20,7 @@ from templates.topk.config import TopKConfig
 from templates.topk.problem import TopKProblem
 from templates.topk.space import configurations
 
-from . import eager_code, eager_gate, private, settings
+from . import eager_code, eager_gate, private
 from .devices import Device
 from .eager_gate import Candidate, Wrong, bucket
 
@@ -73,7 +73,7 @@ class CpuTopK:
         from flykernels.launch.torch_library import TopkDoor
 
         self.device = device
-        self.door = TopkDoor(_door_code(), self.resolve)
+        self.door = TopkDoor(eager_code.door("topk", "x86_topk_door"), self.resolve)
 
     def resolve(self, width: int, k: int, code: int, rows: int) -> str | None:
         """Puts a slot for a call that the table does not know; a message that the call is to fail with, or None."""
@@ -140,27 +140,6 @@ class CpuTopK:
 
 
 _kernels: dict[str, Any] = {}
-
-
-def _door_code() -> Any:
-    """The door's code object: from the store, or built and stored."""
-    from tuning_cache import Timing
-
-    key = eager_gate.Key("eager door", {"operator": "topk"}, {"arch": "x86-64"}, eager_gate.versions("topk"))
-    store = settings.store()
-    entry = store.lookup(key)
-    best = entry.best() if entry else None
-    code = store.load(best.artefact) if best is not None and best.artefact else None
-    if code is None:
-        from flykernels.targets import x86
-        from flykernels.targets.x86_topk_door import build
-
-        eager_gate.counters["compiles"] += 1
-        code = build(x86)
-        digest = store.add(code)
-        made = Timing("door", None, {}, digest)
-        store.update(key, lambda e: eager_gate.replace(e.with_timing(made), winner="door", source="compiled"))
-    return code
 
 
 class GpuTopK:

@@ -40,6 +40,29 @@ def over_lanes(k, kind: str, value: Value, lanes: int, first: int = 1) -> Value:
     return value
 
 
+def arrive(k, view: View, *coord) -> Value:
+    """Publishes what the workgroup has stored in device memory, then adds 1 to the u32 there; what was there before, in
+    all threads. Who finds all others arrived may read what they stored."""
+    alone = getattr(k.target, "publishes_alone", False)  # whether one thread's fence, after a barrier, is enough
+    board = k.shared(view.dtype, Layout((1,), (1,)))
+    if not alone:
+        k.target.publish()
+    k.barrier()
+
+    @k.when(k.thread.equals(0))
+    def _():
+        if alone:
+            k.target.publish()
+        board.put(atomic(k, "add", view, constant(1, view.dtype), *coord), 0)
+        if alone:
+            k.target.observe()
+
+    k.barrier()
+    if not alone:
+        k.target.observe()
+    return board.get(0)
+
+
 class Tally:
     """Sums over the workgroup, one a turn: a word of shared memory each for this turn, the last and the next.
 

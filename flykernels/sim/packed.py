@@ -15,7 +15,7 @@ from . import convert
 from .asm import Instruction
 from .operands import Binder, Reader, bad
 from .state import LANES, Group
-from .valu import fma16, fma32, maximum_number, minimum_number
+from .valu import fma16, fma32, maximum_ieee, maximum_number, minimum_ieee, minimum_number
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
 U16, I16 = np.uint16, np.int16
@@ -92,6 +92,8 @@ PACKED_16: dict[str, tuple[str, Callable]] = {
     "v_pk_fma_f16": ("f16", fma16),
     "v_pk_min_f16": ("f16", minimum_number),
     "v_pk_max_f16": ("f16", maximum_number),
+    "v_pk_minimum3_f16": ("f16", lambda a, b, c: minimum_ieee(minimum_ieee(a, b), c)),
+    "v_pk_maximum3_f16": ("f16", lambda a, b, c: maximum_ieee(maximum_ieee(a, b), c)),
     "v_pk_add_u16": ("u16", np.add),
     "v_pk_add_i16": ("i16", np.add),
     "v_pk_sub_u16": ("u16", np.subtract),

@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 
 from ..codeobject import CodeObject
-from ..dtypes import f32, i32, i64
+from ..dtypes import bf16, f16, f32, i32, i64
 from ..lang.errors import TraceError
 from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type
@@ -49,6 +49,8 @@ class Sm90a(Gpu):
     shared_bytes, max_workgroup, vector_bytes = limits.shared_bytes, limits.max_workgroup, limits.vector_bytes
     held_bytes = 128  # registers a thread may give to one held row, in bytes
     scopes = MappingProxyType({"workgroup": "block", "device": "device"})  # LLVM's names
+    packed_maximum = (bf16, f16)  # types of which one instruction compares two pairs, NaN or not
+    publishes_alone = True  # fences are cumulative over what a barrier ordered before them (PTX ISA, memory model)
 
     # mma.sync.m16n8k16: lane = 4 * row + pair of columns
     _lanes = (Mode(4, 1, 2), Mode(8, 0, 1))

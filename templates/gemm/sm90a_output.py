@@ -97,7 +97,7 @@ class Output:
 
     def taken(self, part: Part) -> ThreadValues:
         """By rows, 16 bytes a lane."""
-        rows, threads, vector, pieces = self._by_rows(part)
+        _, threads, vector, pieces = self._by_rows(part)
         return self._within(part, threads, vector, pieces)
 
     def _by_rows(self, part: Part):

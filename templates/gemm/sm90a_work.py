@@ -112,6 +112,12 @@ class Work:
 
         return after
 
+    def start(self) -> Piece:
+        """This workgroup's first piece, if tiles are not streamed."""
+        if self.cfg.split_k > 1:
+            return self._slice()
+        return self._tile(self.group // self.cfg.cluster_size, 0, self.steps)
+
     def _tile(self, tile: Value, first, end, **shared) -> Piece:
         """This workgroup's piece of (the cluster's) tile number `tile`."""
         cfg = self.cfg

@@ -15,7 +15,7 @@ from functools import reduce
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i64
-from flykernels.lang import Kernel, Tally, Value, View, atomic, constant, maximum, minimum, select, u32, u64
+from flykernels.lang import Kernel, Tally, Value, View, arrive, constant, maximum, minimum, select, u32, u64
 from flykernels.lang.memory import advance
 from flykernels.layout import Layout
 
@@ -24,10 +24,17 @@ from .arguments import COUNTERS, slot_bytes
 from .config import TopKConfig
 from .gpu_board import Board
 from .gpu_search import Searches, Threshold, number, over, reaches
-from .order import ALL, Order, entry, key_of
+from .order import ALL, Order, entry, key_of, one
 from .problem import TopKProblem
 
 MERGED = 4  # candidates of other workgroups that a thread takes up at a time
+
+
+def best_of(k: Kernel, order: Order, vectors: list[Value]) -> Value:
+    """The best of a thread's elements, as f32: compared as they are where the target compares pairs of that type."""
+    if vectors[0].dtype not in k.target.packed_maximum:
+        return reduce(order.better, [v[j].to(f32) for v in vectors for j in range(v.width or 1)])
+    return reduce(order.better, vectors).fold(order.better).to(f32)
 
 
 @dataclass(frozen=True)
@@ -86,23 +93,29 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         inside = [first, *(select(a < end, a, first) for a in at[1:])]
         return tuple(x.read(a, vector if vector > 1 else None) for a in inside)
 
-    def take(elements: list[Value], positions: list[Value], present: list[Value], floor: Value, slot: Value):
-        """Considers one f32 each for all threads, a list of them; the new floor. slot: of the tally of hits."""
-        best = reduce(order.better, elements)
+    def take(vectors: list[Value], places: list[Value], present: list[Value], floor: Value, slot: Value):
+        """Considers some vectors for all threads; the new floor. slot: of the tally of hits.
+
+        places: positions of the vectors' first elements. present: whether there is such a vector."""
+        best = best_of(k, order, vectors)
         unknown = floor < 2  # fewer than k numbers so far: all count
         hit = (order.may_beat(best, order.value(floor)) | unknown) & present[0] & (floor < ALL)
         searches.clear()
         n = hits.count(hit, slot)
 
+        def each():
+            """(element as f32, position, whether it is there)"""
+            for v, at, here in zip(vectors, places, present):
+                for j in range(v.width or 1):
+                    yield v[j].to(f32), at + j, here
+
         @k.when(n > 0, carry=floor)
         def floor(floor):
-            keys = lambda: [select(here, order.key(v), number(0)) for v, here in zip(elements, present)]
-
             def ties(limit):
                 """The first of this thread's elements with that key."""
                 found = number(0)
-                for key, at in zip(keys(), positions):
-                    found = maximum(found, select(key.equals(limit), at ^ ALL, number(0)))
+                for v, at, here in each():
+                    found = maximum(found, select(order.key(v).equals(limit) & here, at ^ ALL, number(0)))
                 return over([found])
 
             @k.when(n > most, carry=(floor, number(ALL)))
@@ -114,8 +127,13 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
             @k.when(hit)
             def _():
-                entries = [entry(key, at) for key, at in zip(keys(), positions)]
-                board.add(entries, [reaches(key, at ^ ALL, limit, position) for key, at in zip(keys(), positions)])
+                bound = order.value(limit + one(position.equals(ALL)))  # equal ones are out: from the next number on
+                for v, at, here in each():
+
+                    @k.when(order.not_worse(v, bound))
+                    def _():
+                        key = order.key(v)
+                        board.add(entry(key, at), here & reaches(key, at ^ ALL, limit, position))
 
             k.barrier()
 
@@ -134,14 +152,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     def state(s):
         base, loaded, floor, slot = s
         following = fetch(base + chunk)
-        elements, positions, present = [], [], []
-        for c, v in enumerate(loaded):
-            wide = v.to(f32)
-            for j in range(vector):
-                elements.append(wide[j])
-                positions.append(base + place(c) + j)
-                present.append(base + place(c) < end)
-        floor, slot = take(elements, positions, present, floor, slot)
+        places = [base + place(c) for c in range(len(loaded))]
+        floor, slot = take(list(loaded), places, [at < end for at in places], floor, slot)
         return base + chunk, following, floor, slot
 
     _, _, floor, slot = state
@@ -152,7 +164,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         def _():
             at = vectors + thread
             here = at < width
-            take([x.read(select(here, at, number(0))).to(f32)], [at], [here], floor, slot)
+            take([x.read(select(here, at, number(0)))], [at], [here], floor, slot)
 
     # epilogue: the board in order, to the results or to the workgroup that merges
     def finish(limit: Value, visit):
@@ -186,77 +198,63 @@ def merge(k: Kernel, given: Given, cfg: TopKConfig, board: Board, searches: Sear
     counter = View(advance(workspace.pointer, row, u32), u32, (1,), (1,))
     lists = workspace.at((row * parts).to(i64) * cfg.most_k + COUNTERS // u64.bytes)
 
-    @k.when(parts > 1)
+    leave = lambda rank, e: lists.put(e, rank * parts + part)
+
+    def to_lists(rank, e):
+        @k.when(rank < want)
+        def _():
+            leave(rank, e)
+
+    finish(to_lists)
+
+    @k.loop(board.count + thread, want, threads)
+    def _(rank):
+        leave(rank.to(u32), constant(0, u64))
+
+    hits.clear()
+    came_before = arrive(k, counter, 0)
+    board.empty()
+    k.barrier()
+
+    @k.when(came_before.equals(parts - 1))
     def _():
-        leave = lambda rank, e: lists.put(e, rank * parts + part)
-
-        def to_lists(rank, e):
-            @k.when(rank < want)
-            def _():
-                leave(rank, e)
-
-        finish(to_lists)
-
-        @k.loop(board.count + thread, want, threads)
-        def _(rank):
-            leave(rank.to(u32), constant(0, u64))
-
-        k.target.publish()
-        k.barrier()
-        last = k.shared(u32, Layout((1,), (1,)))
-
         @k.when(k.thread.equals(0))
         def _():
-            last.put(atomic(k, "add", counter, number(1), 0), 0)
+            counter.put(number(0), 0)
 
-        hits.clear()
-        board.empty()
-        k.barrier()
+        nothing = number(0)
 
-        @k.when(last.get(0).equals(parts - 1))
-        def _():
-            k.target.observe()
+        @k.repeat(
+            carry=(number(0), nothing, nothing, nothing, number(1)),
+            going=lambda s: (s[0] < want * parts) & (s[4] > 0),
+        )
+        def _(s):
+            first, limit, position, slot, _ = s
+            mine, wanted = [], []
+            for j in range(MERGED):
+                at = first + thread + j * threads
 
-            @k.when(k.thread.equals(0))
-            def _():
-                counter.put(number(0), 0)
+                @k.when(at < want * parts, carry=constant(0, u64))
+                def e(_):
+                    return lists.get(at)
 
-            nothing = number(0)
+                mine.append(e)
+                wanted.append(reaches(key_of(e), e.to(u32), limit, position) & (key_of(e) > 0))
+            searches.clear()
+            n = hits.count(reduce(lambda a, b: a | b, wanted), slot)
 
-            @k.repeat(
-                carry=(number(0), nothing, nothing, nothing, number(1)),
-                going=lambda s: (s[0] < want * parts) & (s[4] > 0),
-            )
-            def _(s):
-                first, limit, position, slot, _ = s
-                mine, wanted = [], []
-                for j in range(MERGED):
-                    at = first + thread + j * threads
+            @k.when(n > 0, carry=(limit, position))
+            def limits(limits):
+                for e, w in zip(mine, wanted):
+                    board.add(e, w)
+                k.barrier()
 
-                    @k.when(at < want * parts, carry=constant(0, u64))
-                    def e(_):
-                        return lists.get(at)
+                @k.when(board.count > kept, carry=limits)
+                def cut(_):
+                    return board.cut(recut, want, Sizes(cfg).most(want))
 
-                    mine.append(e)
-                    wanted.append(reaches(key_of(e), e.to(u32), limit, position) & (key_of(e) > 0))
-                searches.clear()
-                n = hits.count(reduce(lambda a, b: a | b, wanted), slot)
+                return cut
 
-                @k.when(n > 0, carry=(limit, position))
-                def limits(limits):
-                    board.add(mine, wanted)
-                    k.barrier()
+            return first + MERGED * threads, *limits, hits.next_slot(slot), n
 
-                    @k.when(board.count > kept, carry=limits)
-                    def cut(_):
-                        return board.cut(recut, want, Sizes(cfg).most(want))
-
-                    return cut
-
-                return first + MERGED * threads, *limits, hits.next_slot(slot), n
-
-            finish(to_results)
-
-    @k.when(parts.equals(1))
-    def _():
         finish(to_results)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 
-from flykernels.lang import Kernel, Value, atomic, constant, popcount, select, u32, u64
+from flykernels.lang import Kernel, Value, atomic, constant, select, u32, u64
 from flykernels.layout import Layout
 
 from .gpu_search import Threshold, number, reaches
@@ -34,21 +33,12 @@ class Board:
     def count(self) -> Value:
         return self.counter.get(0)
 
-    def add(self, entries: list[Value], wanted: list[Value]):
-        """This thread's entries where wanted. A barrier must follow."""
-        k, bit = self.k, lambda i: number(1 << i)
-        chosen = reduce(lambda a, b: a | b, [select(w, bit(i), number(0)) for i, w in enumerate(wanted)])
+    def add(self, entry: Value, wanted: Value):
+        """This thread's entry where wanted. A barrier must follow."""
 
-        @k.when(chosen > 0)
+        @self.k.when(wanted)
         def _():
-            place = atomic(k, "add", self.counter, popcount(chosen), 0)
-            for i, e in enumerate(entries):
-
-                @k.when((chosen & bit(i)) > 0)
-                def _():
-                    self.entries.put(e, place)
-
-                place = place + ((chosen >> i) & 1)
+            self.entries.put(entry, atomic(self.k, "add", self.counter, number(1), 0))
 
     def fold(self, read: Callable[[Value], Value], count: Value):
         """The Fold of read(entry) over this thread's share of the candidates."""
@@ -81,7 +71,7 @@ class Board:
                 return self.entries.get(at)
 
             k.barrier()  # what is kept lies where all have read
-            self.add([e], [reaches(key_of(e), complement(e), limit, position) & (key_of(e) > 0)])
+            self.add(e, reaches(key_of(e), complement(e), limit, position) & (key_of(e) > 0))
 
         k.barrier()
         return limit, position

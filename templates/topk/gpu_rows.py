@@ -63,7 +63,8 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     best = reduce(maximum, keys)
     bests = k.shared(u32, Layout((rows_here * lanes,), (1,)))
     bests.put(best, k.thread.to(u32))
-    board = k.shared(u64, Layout((rows_here * room,), (1,)))
+    stride = room + lanes  # two rows that are read at a time are half of all banks apart
+    board = k.shared(u64, Layout((rows_here * stride,), (1,)))
     k.barrier()
     rank = number(0)
     for i in range(0, lanes, QUAD):
@@ -86,7 +87,7 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         total = total + other
         distance *= 2
     fits = (total <= room) & (total >= want) & here
-    at_board = slot * room
+    at_board = slot * stride
 
     @k.when((mine > 0) & (total <= room))
     def _():

@@ -73,7 +73,7 @@ def _block(p: TopKProblem, target):
 def _select(p: TopKProblem, target):
     most_k = MOST_K if p.k > MOST_K // 4 else MOST_K // 4
     threads = 4 * WORKGROUP
-    for elements in (8, 4):
+    for elements in (8, 16):
         chunk = threads * elements
         parts = min(parts_of(p, target, threads, chunk), max(1, p.width // (2 * max(chunk, p.k))))
         yield (

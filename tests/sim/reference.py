@@ -221,6 +221,14 @@ def half_op(f):
     return g
 
 
+def half_maximum(a: int, b: int) -> int:
+    """The greater of two f16, +0 above -0; the first NaN if there is one."""
+    x, y = f16(a), f16(b)
+    if math.isnan(x) or math.isnan(y):
+        return a if math.isnan(x) else b
+    return a if (x, math.copysign(1, x)) > (y, math.copysign(1, y)) else b
+
+
 def med3(a: int, b: int, c: int) -> int:
     if isnan(a) or isnan(b) or isnan(c):
         return number_min(number_min(a, b), c)
@@ -310,6 +318,7 @@ VECTOR = [
     ("v_pk_lshlrev_b16 {d}, {a}, {b} op_sel_hi:[0,1]", lambda a, b: (b & 0xFFFF) << (a & 15) & 0xFFFF
         | ((b >> 16) << (a & 15) & 0xFFFF) << 16, False),
     ("v_pk_ashrrev_i16 {d}, {a}, {b}", pk16(lambda a, b: s16(b) >> (a & 15)), False),
+    ("v_pk_maximum3_f16 {d}, {a}, {b}, {a}", pk16(half_maximum), False),
     ("v_add_u16 {d}, {a}, {b}", lambda a, b: a + b & 0xFFFF, False),
     ("v_lshrrev_b16 {d}, {a}, {b}", lambda a, b: (b & 0xFFFF) >> (a & 15), False),
 ]  # fmt: skip
