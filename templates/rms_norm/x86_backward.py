@@ -11,7 +11,7 @@ from flykernels.lang.values import constant
 from .arguments import element_type
 from .config import X86Config
 from .problem import RMSNormProblem
-from .x86_rows import Units, arguments, line, share, spread, together
+from .x86_rows import Units, arguments, drain, large, line, share, spread, together
 
 
 def steps(p: RMSNormProblem):
@@ -26,6 +26,7 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: X86Config):
     along = [p.type, *([element_type(p, "weight")] if weight else []), *([f32] if p.weight_gradient else [])]
     units = Units(k, along, clean=False)
     first, end = share(k, given)
+    past_caches = large(given["dx"], given["rows"], width)
     sums = line(given["workspace"], k.workgroup_id().to(i64), width) if p.weight_gradient else None
     zero = constant(0, f32, units.lanes)
     weighted = lambda dy, at: [a * b for a, b in zip(dy, units.read(weight, at))] if weight else dy
@@ -52,12 +53,12 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: X86Config):
         total = units.visit(width, cfg.unroll, project, project_one, (zero,) * (cfg.unroll * units.vectors))
         projection = together(total) * rstd * rstd / width.to(f32)
 
-        def gradient(at, _, keep, n):
+        def gradient(at, keep, past_caches):
             here, there = units.read(x, at), units.read(dy, at)
             out = [(g - a * projection) * rstd for g, a in zip(weighted(there, at), here)]
             if dsum is not None:
                 out = [a + b for a, b in zip(out, units.read(dsum, at))]
-            units.write(dx, at, out)
+            units.write(dx, at, out, past_caches)
             if sums is not None:
                 terms = keep([b * a * rstd for a, b in zip(here, there)])
                 units.write(sums, at, [s + t for s, t in zip(units.read(sums, at), terms)])
@@ -71,7 +72,12 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: X86Config):
                 sums.put(sums.get(at) + there * here * rstd, at)
             return ()
 
-        units.visit(width, cfg.unroll, gradient, gradient_one)
+        derived = lambda past: units.visit(
+            width, cfg.unroll, lambda at, _, keep, n: gradient(at, keep, past), gradient_one
+        )
+        k.branch(past_caches, lambda: derived(True), lambda: derived(False))
+
+    drain(k, past_caches)
 
 
 def column_sums(k: Kernel, p: RMSNormProblem, cfg: X86Config):
