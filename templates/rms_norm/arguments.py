@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 
-from flykernels.dtypes import DType, i32, i64
+from flykernels.dtypes import DType, dtype, f32, i32, i64
 
 from .problem import RMSNormProblem
 
@@ -36,6 +36,13 @@ def pointers(p: RMSNormProblem) -> tuple[str, ...]:
         return ("x", *weight, "rstd", "dy", *more, "dx", *(("dweight",) if p.weight_gradient else ()))
     before, after = (("residual",), ("sum",)) if p.residual else ((), ())
     return ("x", *weight, *before, "y", *after, *(("rstd",) if p.rstd else ()))
+
+
+def element_type(p: RMSNormProblem, name: str) -> DType:
+    """Of what a pointer argument points to."""
+    if name in ("weight", "dweight"):
+        return dtype(p.weight_dtype)
+    return f32 if name in ("rstd", "workspace") else p.type
 
 
 def scalars(p: RMSNormProblem) -> tuple[str, ...]:

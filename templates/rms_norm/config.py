@@ -22,6 +22,7 @@ class GpuConfig:
                         only): one workgroup a tile
     ahead               with parts: the next tile is fetched while one is worked on
     sums                backward: the weight's gradient is added up in registers along with dx; else by columns, apart
+    beside              workgroups that registers leave room for on a unit, at least (sm90a; AMD's waves have their own)
     """
 
     threads_per_row: int
@@ -32,6 +33,7 @@ class GpuConfig:
     parts: int = 0
     ahead: bool = True
     sums: bool = False
+    beside: int = 1
 
     def __post_init__(self):
         for name in ("threads_per_row", "vector"):

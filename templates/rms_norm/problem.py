@@ -69,10 +69,16 @@ class RMSNormProblem:
         return self.direction == "backward"
 
     @property
+    def columns(self) -> int:
+        """The width where it is known, as on a GPU it must be."""
+        if self.width is None:
+            raise ValueError(f"{self}: the width is a run-time argument")
+        return self.width
+
+    @property
     def widest_vector(self) -> int:
         """Elements that may move together on a GPU: as all rows' starts are aligned, also those of dense results."""
-        assert self.width is not None
-        return gcd(self.align, self.width * self.type.bytes, VECTOR_BYTES) // self.type.bytes
+        return gcd(self.align, self.columns * self.type.bytes, VECTOR_BYTES) // self.type.bytes
 
     def why_not(self, target) -> str | None:
         """Why no kernel of this template serves the problem on `target`, in words; None if one does."""

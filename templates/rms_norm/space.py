@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from flykernels.dtypes import f32
@@ -17,10 +18,10 @@ VECTORS_LEAST, VECTORS_MOST = 2, 8  # of a row that a thread holds, where thread
 STAY_AHEAD, STAY = 4, 2  # workgroups that stay fill a 4th of the wave slots where they fetch ahead, half where not
 CACHED_BYTES = 32 << 20  # of x, at most, for which workgroups that stay are the first guess: x and y in an L2 of 50 MB
 FEW_ROWS = 1.0  # rows a compute unit: with fewer, units idle
-OTHER_REGISTERS = 24  # addresses, sums, the vector that is being worked on
+OTHER_REGISTERS, STREAMED_REGISTERS = 15, 48  # addresses, sums, the vector that is being worked on
 STREAMED_VECTORS = 4  # a thread, where rows are read twice
 SLICE_BYTES = 8 * 1024  # of a row, at least: less is read in a fraction of a launch's time
-SLICED_FROM = 64 * 1024  # bytes of a row: a launch more costs as much as reading this by one workgroup
+SLICED_FROM = 128 * 1024  # bytes of a row: one workgroup reads this in about the time of a launch
 
 
 def configurations(problem: RMSNormProblem, target) -> Space:
@@ -37,31 +38,40 @@ def configurations(problem: RMSNormProblem, target) -> Space:
 
 
 def registers(p: RMSNormProblem, cfg: GpuConfig) -> int:
-    """What a thread needs, about: rows in f32, the weight as stored, what is fetched ahead, sums and their terms."""
+    """What a thread needs, about: rows in f32; where workgroups stay the weight and what is fetched ahead; sums."""
     if not cfg.held:
-        return OTHER_REGISTERS
-    elements = ceil(p.width / (cfg.slices * cfg.threads_per_row * cfg.vector)) * cfg.vector
+        return STREAMED_REGISTERS
+    elements = ceil(p.columns / (cfg.slices * cfg.threads_per_row * cfg.vector)) * cfg.vector
     words = lambda kind: max(1, elements * kind.bytes // f32.bytes)
     rows_read = 1 + p.backward + p.residual
     ahead = rows_read * words(p.type) if cfg.parts and cfg.ahead else 0
+    weight = words(p.weight_type) if p.weight_type and cfg.parts else 0
     sums = 2 * elements if p.weight_gradient and cfg.sums else 0
-    weight = words(p.weight_type) if p.weight_type else 0
-    return OTHER_REGISTERS + rows_read * elements + ahead + sums + weight
+    return OTHER_REGISTERS + elements // 16 + rows_read * elements + ahead + weight + sums
+
+
+def fitting(p: RMSNormProblem, cfg: GpuConfig, limits) -> int:
+    """Workgroups that a compute unit has registers for; 0 if not even for one."""
+    return limits.waves_with(registers(p, cfg)) * limits.simds * limits.lanes // cfg.workgroup_size
 
 
 def _gpu(p: RMSNormProblem, target) -> Space:
     """Rows held in registers; read twice where none hold them; in slices where few wide rows leave units idle."""
     space, limits = Space(), target.limits
+    few = p.rows_hint < FEW_ROWS * limits.compute_units
     for config in _held(p, limits):
-        waves = limits.waves_with(registers(p, config)) * limits.simds
-        needed = config.workgroup_size // limits.lanes
-        if waves < needed:
-            why = f"{needed} waves with {registers(p, config)} registers each, and {waves} fit"
+        fit = fitting(p, config, limits)
+        if not fit:
+            why = f"{config.workgroup_size} threads with {registers(p, config)} registers each do not fit on a unit"
             space.dropped.append(Dropped(config, f"{_words(p, config)}: {why}"))
-        elif all(c.config != config for c in space.kept):
+            continue
+        if target.name == "sm90a" and not few:  # with few rows, loads in flight count for more than workgroups
+            stay = config.parts // limits.compute_units
+            config = replace(config, beside=min(fit, stay or fit))
+        if all(c.config != config for c in space.kept):
             space.kept.append(Candidate(config, _words(p, config)))
     if not space.kept:
-        threads = _threads(p, limits, STREAMED_VECTORS)
+        threads = min(_power_of_two(ceil(p.columns / (p.widest_vector * STREAMED_VECTORS))), limits.max_workgroup)
         for parts in dict.fromkeys(_parts(p, limits, threads)):
             config = GpuConfig(threads, max(1, WORKGROUP_LEAST // threads), p.widest_vector, held=False, parts=parts)
             space.kept.append(Candidate(config, f"no registers hold rows of {p.width}: they are read twice"))
@@ -72,7 +82,7 @@ def _gpu(p: RMSNormProblem, target) -> Space:
 def _held(p: RMSNormProblem, limits):
     """Configurations with rows in registers, best guess first."""
     vector = p.widest_vector
-    most, least = (_power_of_two(ceil(p.width / (vector * n))) for n in (VECTORS_LEAST, VECTORS_MOST))
+    most, least = (_power_of_two(ceil(p.columns / (vector * n))) for n in (VECTORS_LEAST, VECTORS_MOST))
     best = min(max(least, min(THREADS_A_ROW, most)), limits.max_workgroup)
     for threads in dict.fromkeys((best, min(2 * best, limits.max_workgroup), max(1, best // 2))):
         rows = max(1, WORKGROUP_LEAST // threads)
@@ -85,14 +95,14 @@ def _held(p: RMSNormProblem, limits):
 
 def _sliced(p: RMSNormProblem, limits):
     """Rows cut into slices so that all compute units have one, and registers hold it."""
-    row = p.width * p.type.bytes
+    row = p.columns * p.type.bytes
     slices = min(row // SLICE_BYTES, limits.compute_units // p.rows_hint)
     if slices < 2 or row < SLICED_FROM or p.backward:
         return
     for n in (slices, 2 * slices, 4 * slices):
-        threads = min(_power_of_two(ceil(p.width / (n * p.widest_vector))), limits.max_workgroup)
+        threads = min(_power_of_two(ceil(p.columns / (n * p.widest_vector))), limits.max_workgroup)
         config = GpuConfig(max(threads, limits.lanes), 1, p.widest_vector, slices=n)
-        if limits.waves_with(registers(p, config)) * limits.simds * limits.lanes >= config.workgroup_size:
+        if fitting(p, config, limits):
             yield Candidate(config, f"{p.rows_hint} rows would leave units idle: {n} workgroups share each")
             return
 
@@ -104,7 +114,7 @@ def _parts(p: RMSNormProblem, limits, workgroup: int) -> tuple[int, ...]:
         return stay
     if p.rows_hint < FEW_ROWS * limits.compute_units:
         return (0,)
-    cached = p.rows_hint * p.width * p.type.bytes <= CACHED_BYTES
+    cached = p.rows_hint * p.columns * p.type.bytes <= CACHED_BYTES
     return (*stay, 0) if cached else (0, *stay)
 
 
@@ -114,13 +124,8 @@ def _resident(limits, workgroup: int, share: int) -> int:
     return max(1, slots // (workgroup * share)) * limits.compute_units
 
 
-def _threads(p: RMSNormProblem, limits, vectors: int) -> int:
-    """Threads that share a row so that each has so many vectors of it."""
-    return min(_power_of_two(ceil(p.width / (p.widest_vector * vectors))), limits.max_workgroup)
-
-
 def _words(p: RMSNormProblem, cfg: GpuConfig) -> str:
-    vectors = ceil(p.width / (cfg.threads_per_row * cfg.vector))
+    vectors = ceil(p.columns / (cfg.threads_per_row * cfg.vector))
     stay = f", {cfg.parts} workgroups that stay{' and fetch ahead' if cfg.ahead else ''}" if cfg.parts else ""
     return f"{vectors} vectors a thread, {cfg.threads_per_row} threads a row{stay}"
 

@@ -21,11 +21,11 @@ P = RMSNormProblem
 @pytest.mark.parametrize("name", [*FORWARD, *BACKWARD])
 def test_every_way(name):
     problem, config, rows, how = (FORWARD | BACKWARD)[name]
-    run(problem, config, sm90a, 20 * rows, **how)
+    run(problem, config, sm90a, 3 * rows, **how)
 
 
 @pytest.mark.parametrize("rows, width", [
-    (700, 3), (16384, 512), (16384, 1536), (314, 4096), (64, 4097), (64, 16385), (1, 262144), (9, 65536), (131, 16384),
+    (700, 3), (2000, 512), (1000, 1536), (314, 4096), (64, 4097), (9, 16385), (1, 262144), (9, 65536), (131, 16384),
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", ("f32", "bf16"))
 @pytest.mark.parametrize("back", (False, True))

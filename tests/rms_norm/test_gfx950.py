@@ -122,3 +122,15 @@ def test_the_weight_gradient_is_the_same_every_time():
         call(replace(p, rows_hint=rows_hint), config, gfx950, made)
         results.append(made["dweight"].view.clone())
     assert torch.equal(*(r.view(torch.int32) for r in results))
+
+
+def test_no_rows():
+    """Nothing is launched that has rows to work on; the weight's gradient is an empty sum."""
+    for config in (GpuConfig(64, 2, 4, parts=8, sums=True), GpuConfig(64, 2, 4, held=False, parts=8)):
+        p = P(256, "f32", "f32", **BACK)
+        made = operands(p, 0, 256)
+        call(p, config, gfx950, made)
+        assert bool((made["dweight"].view == 0).all())
+    p = P(256, "f32", "f32", rstd=True)
+    for config in (GpuConfig(64, 2, 4), GpuConfig(64, 2, 4, parts=8), GpuConfig(64, 1, 4, slices=2)):
+        assert call(p, config, gfx950, operands(p, 0, 256)) == [None] * (1 + (config.slices > 1))

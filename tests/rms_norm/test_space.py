@@ -12,7 +12,7 @@ from templates.rms_norm.build import build, build_from_json
 from templates.rms_norm.config import GpuConfig, X86Config, config_from_key
 from templates.rms_norm.gpu import steps
 from templates.rms_norm.problem import RMSNormProblem, alignment_of
-from templates.rms_norm.space import configurations, registers
+from templates.rms_norm.space import configurations, fitting
 
 TARGETS = (x86, gfx950, sm90a)
 WIDTHS = (1, 3, 64, 100, 512, 1001, 4096, 7168, 16384, 65536, 262144)
@@ -71,8 +71,7 @@ def test_configurations_are_few_and_have_reasons(target):
                             assert c.workgroup_size <= target.limits.max_workgroup
                             assert c.workgroup_size % target.limits.lanes == 0
                             assert c.sums <= c.held
-                            waves = c.workgroup_size // target.limits.lanes
-                            assert target.limits.waves_with(registers(p, c)) * target.limits.simds >= waves
+                            assert fitting(p, c, target.limits) >= c.beside >= 1
 
 
 def test_few_wide_rows_are_sliced():

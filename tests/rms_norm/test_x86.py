@@ -15,8 +15,9 @@ from flykernels.targets import x86
 from templates.rms_norm.arguments import eps_bits
 from templates.rms_norm.config import X86Config
 from templates.rms_norm.problem import DTYPES, RMSNormProblem, eps_or_default
+from templates.rms_norm.x86_rows import LARGE
 
-from .case import EPS, GUARD, TORCH, call, check, codes, operands, run
+from .case import EPS, GUARD, TORCH, Guarded, call, check, codes, operands, run
 
 CONFIG = X86Config()
 LANES = 8
@@ -63,6 +64,21 @@ def test_scales(dtype, scale, width):
 def test_reported_shapes(rows, width):
     """The widest row; FlyDSL#614; pytorch#141727 (there eager and compiled code differed by 0.0078)."""
     run(problem("bf16", "bf16"), CONFIG, x86, rows, width)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width, aligned", [(4096, True), (4096, False), (1032, True)])
+def test_results_larger_than_caches(dtype, width, aligned):
+    """Rows whose vectors are aligned go past the caches, others do not; GUARD elements are whole cache lines."""
+    rows = LARGE // (TORCH[dtype].itemsize * width) + 1
+    for more in ({}, {"direction": "backward", "weight_gradient": True}):
+        p = problem(dtype, dtype, **more)
+        made = operands(p, rows, width)
+        if not aligned:
+            name = "dx" if more else "y"
+            made[name] = Guarded(made[name].view, offset=3)
+        call(p, CONFIG, x86, made)
+        check(p, made)
 
 
 @given(
