@@ -123,11 +123,13 @@ class Sm90a(Gpu):
         name = "llvm.nvvm.barrier.cta.red.popc.aligned.all"
         return Value(intrinsic(name, mlir_type(i32), constant(0, i32), condition), i32)
 
-    def over_wave(self, kind: str, v: Value) -> Value:
-        """redux.sync: the sum, greatest or least of the warp's 32-bit integers."""
+    def over_lanes(self, k, kind: str, v: Value, lanes: int) -> Value:
+        """redux.sync: the sum, greatest or least of 32-bit integers over aligned groups of `lanes` lanes."""
         name = "add" if kind == "add" else f"{'' if v.dtype.signed else 'u'}{kind}"
-        got = intrinsic(f"llvm.nvvm.redux.sync.{name}", mlir_type(i32), v, constant(-1, i32))
-        return Value(got, v.dtype)
+        mask = constant(-1, i32)
+        if lanes < self.lanes:
+            mask = constant((1 << lanes) - 1, i32) << (k.thread % self.lanes // lanes * lanes)
+        return Value(intrinsic(f"llvm.nvvm.redux.sync.{name}", mlir_type(i32), v, mask), v.dtype)
 
     def exchange(self, k, v: Value, distance):
         """shfl.sync.bfly: this lane's value, and that of lane ^ distance."""

@@ -24,7 +24,7 @@ from .arguments import COUNTERS, slot_bytes
 from .config import TopKConfig
 from .gpu_board import Board
 from .gpu_search import Searches, Threshold, number, over, reaches
-from .order import ALL, Order, entry, key_of, one
+from .order import ALL, Order, entry, key_of, one, tree
 from .problem import TopKProblem
 
 MERGED = 4  # candidates of other workgroups that a thread takes up at a time
@@ -33,8 +33,8 @@ MERGED = 4  # candidates of other workgroups that a thread takes up at a time
 def best_of(k: Kernel, order: Order, vectors: list[Value]) -> Value:
     """The best of a thread's elements, as f32: compared as they are where the target compares pairs of that type."""
     if vectors[0].dtype not in k.target.packed_maximum:
-        return reduce(order.better, [v[j].to(f32) for v in vectors for j in range(v.width or 1)])
-    return reduce(order.better, vectors).fold(order.better).to(f32)
+        return tree(order.better, [v[j].to(f32) for v in vectors for j in range(v.width or 1)])
+    return tree(order.better, vectors).fold(order.better).to(f32)
 
 
 @dataclass(frozen=True)
