@@ -87,7 +87,7 @@ class Sm90a(Gpu):
         return [(ir.Type.parse("!llvm.ptr"), ir.DictAttr.get(by_value)) for _ in k.tensor_maps]
 
     def shared_memory(self, k, name, size):
-        """A pointer to `size` bytes of the workgroup's memory; one piece of a kernel may be larger than STATIC_SHARED."""
+        """A pointer to `size` bytes of the workgroup's memory; one piece may be larger than STATIC_SHARED."""
         return self.dynamic_memory(k, size) if size > STATIC_SHARED else super().shared_memory(k, name, size)
 
     def dynamic_memory(self, k, size: int):
@@ -224,5 +224,7 @@ def _version(ptxas: str) -> str:
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 REGISTER_BYTES = 4
-STATIC_SHARED = 32 * 1024  # bytes: a larger piece of shared memory is asked for at the launch (48 KiB is the most without)
+STATIC_SHARED = (
+    32 * 1024
+)  # bytes: a larger piece of shared memory is asked for at the launch (48 KiB is the most without)
 sm90a = Sm90a()

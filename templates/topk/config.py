@@ -13,7 +13,7 @@ class TopKConfig:
     """How a kernel divides the work. One code object serves all rows, widths up to `most_width` and k up to `most_k`.
 
     family          "scan"    x86: a thread walks a row in chunks
-                    "rounds"  GPU: a few lanes hold a row in registers and look for the best k times; several rows a wave
+                    "rounds"  GPU: a few lanes hold a row in registers, and look for the best k times
                     "rows"    GPU: the same, but the lanes' bests tell which elements to rank at all
                     "block"   GPU: a workgroup walks a row in chunks; a threshold from the maxima of groups
                     "select"  GPU: the same, with a threshold from a radix selection: for large k

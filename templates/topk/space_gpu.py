@@ -7,7 +7,7 @@ from templates.gemm.space import Candidate, Dropped, Space
 from .access import WIDEST, vector_of
 from .arguments import MOST_SPLIT_ROWS
 from .config import TopKConfig
-from .gpu_block import Sizes
+from .gpu_shared import Sizes
 from .problem import MOST_K, TopKProblem
 
 SHORT_K, MIDDLE_K = 16, 128  # classes of k: a lane's candidates in "rows"; what "block" ranks by counting
