@@ -30,9 +30,9 @@ def atomic(k, kind: str, view: View, value: Value, *coord) -> Value:
 def over_lanes(k, kind: str, value: Value, lanes: int, first: int = 1) -> Value:
     """The sum, greatest or least of `lanes` lanes' values, in all of them: those whose numbers differ in the bits from
     `first` on (powers of two). kind: "add", "max" or "min"."""
-    whole = getattr(k.target, "over_wave", None)
-    if whole is not None and first == 1 and lanes == k.target.lanes and value.dtype.bits == 32 and not value.dtype.is_float:
-        return whole(kind, value)
+    own = getattr(k.target, "over_lanes", None)
+    if own is not None and first == 1 and lanes > 1 and value.dtype.bits == 32 and not value.dtype.is_float:
+        return own(k, kind, value, lanes)
     distance = first
     while distance < first * lanes:
         value = _COMBINE[kind](*k.target.exchange(k, value, distance))

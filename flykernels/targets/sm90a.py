@@ -87,7 +87,7 @@ class Sm90a(Gpu):
         return [(ir.Type.parse("!llvm.ptr"), ir.DictAttr.get(by_value)) for _ in k.tensor_maps]
 
     def shared_memory(self, k, name, size):
-        """A pointer to `size` bytes of the workgroup's memory; one piece of a kernel may be larger than STATIC_SHARED."""
+        """A pointer to `size` bytes of the workgroup's memory; one piece may be larger than STATIC_SHARED."""
         return self.dynamic_memory(k, size) if size > STATIC_SHARED else super().shared_memory(k, name, size)
 
     def dynamic_memory(self, k, size: int):
@@ -123,11 +123,13 @@ class Sm90a(Gpu):
         name = "llvm.nvvm.barrier.cta.red.popc.aligned.all"
         return Value(intrinsic(name, mlir_type(i32), constant(0, i32), condition), i32)
 
-    def over_wave(self, kind: str, v: Value) -> Value:
-        """redux.sync: the sum, greatest or least of the warp's 32-bit integers."""
+    def over_lanes(self, k, kind: str, v: Value, lanes: int) -> Value:
+        """redux.sync: the sum, greatest or least of 32-bit integers over aligned groups of `lanes` lanes."""
         name = "add" if kind == "add" else f"{'' if v.dtype.signed else 'u'}{kind}"
-        got = intrinsic(f"llvm.nvvm.redux.sync.{name}", mlir_type(i32), v, constant(-1, i32))
-        return Value(got, v.dtype)
+        mask = constant(-1, i32)
+        if lanes < self.lanes:
+            mask = constant((1 << lanes) - 1, i32) << (k.thread % self.lanes // lanes * lanes)
+        return Value(intrinsic(f"llvm.nvvm.redux.sync.{name}", mlir_type(i32), v, mask), v.dtype)
 
     def exchange(self, k, v: Value, distance):
         """shfl.sync.bfly: this lane's value, and that of lane ^ distance."""
@@ -222,5 +224,7 @@ def _version(ptxas: str) -> str:
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 REGISTER_BYTES = 4
-STATIC_SHARED = 32 * 1024  # bytes: a larger piece of shared memory is asked for at the launch (48 KiB is the most without)
+STATIC_SHARED = (
+    32 * 1024
+)  # bytes: a larger piece of shared memory is asked for at the launch (48 KiB is the most without)
 sm90a = Sm90a()

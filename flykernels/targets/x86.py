@@ -15,8 +15,8 @@ from ..dtypes import i32
 from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, mlir_type
 from ..mlir import ExecutionEngine, PassManager, ir, llvm, scf
-from .gpu import keep_loops
 from . import x86_lanes
+from .gpu import keep_loops
 from .x86_entry import Byte, add_entries, add_table, function
 from .x86_math import expand
 

@@ -28,6 +28,4 @@ def compress(v: Value, mask: Value) -> Value:
     # a byte for each bit, then the numbers of the lanes whose byte is set, packed: 8 bytes in one scalar register
     wide = Value(intrinsic("llvm.pdep.i64", mlir_type(u64), mask.to(u64), constant(LOW_BITS, u64)), u64) * 255
     lanes = Value(intrinsic("llvm.pext.i64", mlir_type(u64), constant(BYTES_0_TO_7, u64), wide), u64)
-    return Value(
-        intrinsic("llvm.x86.avx2.permd", kind, v, lanes.bitcast(Byte, v.width).to(u32)), v.dtype, v.width
-    )
+    return Value(intrinsic("llvm.x86.avx2.permd", kind, v, lanes.bitcast(Byte, v.width).to(u32)), v.dtype, v.width)

@@ -1,13 +1,13 @@
 """What a top-k kernel is called with, in order: the same for every target and configuration of a problem.
 
-    x, values, indices          pointers to the first element; indices are int64
-    rows, width, k              i32
-    layout "last":              x_row, values_row, indices_row: i64, elements from one row to the next
-    layout "any":               inner (i32), then for x, values and indices three i64 each, in elements: NAME_outer,
-                                NAME_along, NAME_inner. Row r has outer coordinate r // inner, inner coordinate r % inner
-    split configurations only:  parts (i32), and last the workspace's pointer: at least `workspace_bytes` bytes, zero
-                                before their first launch. Any launch of any split kernel of this template leaves them
-                                fit for any other; two launches at a time must not share them.
+x, values, indices          pointers to the first element; indices are int64
+rows, width, k              i32
+layout "last":              x_row, values_row, indices_row: i64, elements from one row to the next
+layout "any":               inner (i32), then for x, values and indices three i64 each, in elements: NAME_outer,
+                            NAME_along, NAME_inner. Row r has outer coordinate r // inner, inner coordinate r % inner
+split configurations only:  parts (i32), and last the workspace's pointer: at least `workspace_bytes` bytes, zero
+                            before their first launch. Any launch of any split kernel of this template leaves them
+                            fit for any other; two launches at a time must not share them.
 """
 
 from __future__ import annotations
@@ -49,13 +49,18 @@ def declared(p: TopKProblem, config: TopKConfig) -> dict[str, Any]:
     from flykernels.dtypes import u64
     from flykernels.lang.memory import Global  # needs MLIR; naming arguments does not
 
-    kinds = {"x": Global(p.element, (), alignment=min(p.align, 16)), "values": Global(p.element, (), alignment=p.element.bytes)}
+    kinds = {
+        "x": Global(p.element, (), alignment=min(p.align, 16)),
+        "values": Global(p.element, (), alignment=p.element.bytes),
+    }
     kinds["indices"] = Global(i64, (), alignment=i64.bytes)
     kinds |= {n: i32 if n in ("rows", "width", "k", "inner", "parts") else i64 for n in scalars(p, config)}
     return kinds | ({"workspace": Global(u64, (1,), (1,), alignment=16)} if config.split else {})
 
 
-def scalar_values(p: TopKProblem, config: TopKConfig, strides: dict[str, tuple[int, ...]], inner: int = 1) -> tuple[int, ...]:
+def scalar_values(
+    p: TopKProblem, config: TopKConfig, strides: dict[str, tuple[int, ...]], inner: int = 1
+) -> tuple[int, ...]:
     """The scalar arguments of a launch, in order.
 
     strides  elements, for each of "x", "values", "indices": (row,) for layout "last", (outer, along, inner) for "any"

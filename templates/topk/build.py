@@ -34,7 +34,12 @@ def build(problem: TopKProblem, config: TopKConfig, target) -> CodeObject:
         reason = f"the family {config.family!r} is not for this target"
     if reason is not None:
         raise ValueError(f"no top-k kernel for {problem} on {target.name}: {reason}")
-    source = {"template": "topk", "problem": kernel_key(problem, config), "config": config.key(), "mlir": mlir_version()}
+    source = {
+        "template": "topk",
+        "problem": kernel_key(problem, config),
+        "config": config.key(),
+        "mlir": mlir_version(),
+    }
     kernel = x86.KERNEL if target.name == "x86" else gpu.KERNELS[config.family]
     return target.compile(trace(kernel, target, problem, config), source=source)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flykernels.lang import Kernel, Value, atomic, constant, select, u32, u64
+from flykernels.lang import Kernel, Value, atomic, constant, minimum, select, u32, u64
 from flykernels.layout import Layout
 
 from .gpu_search import Threshold, number, reaches
@@ -12,6 +12,7 @@ from .order import key_of, one
 
 PAIRS = 4  # 16-byte reads in flight while a candidate is ranked
 PAD = 2 * PAIRS
+MOST_SHARERS = 4  # lanes that share the ranking of a candidate
 
 
 class Board:
@@ -77,22 +78,30 @@ class Board:
         return limit, position
 
     def ranked(self, visit: Callable[[Value, Value], None]):
-        """visit(rank, entry) for all candidates, by the thread that comes upon each: its rank is how many are better.
+        """visit(rank, entry) for all candidates, by one thread each: a rank is how many are better.
 
-        For few: the work is the square of their number."""
-        k, count = self.k, self.count
+        For few: the work is the square of their number. Where there are several threads for each candidate, they share
+        it."""
+        k, count, thread = self.k, self.count, self.k.thread.to(u32)
 
-        @k.when(k.thread < PAD)
+        @k.when(thread < PAD)
         def _():
-            self.entries.put(constant(0, u64), count + k.thread.to(u32))
+            self.entries.put(constant(0, u64), count + thread)
 
+        sharers, helpers = number(1), []  # lanes that share a candidate
+        for n in (2, MOST_SHARERS):
+            sharers = select(count * n <= k.workgroup_size, number(n), sharers)
+            helpers.append(n // 2)
+        lane, turn = thread % k.target.lanes, k.workgroup_size // sharers
+        share = lane % sharers
         k.barrier()
 
-        @k.loop(k.thread, count, k.workgroup_size)
-        def _(i):
-            me = self.entries.get(i)
+        @k.loop((thread - lane) // sharers, count, turn)  # the same for all lanes of a wave
+        def _(first):
+            i = first.to(u32) + lane // sharers
+            me = self.entries.get(minimum(i, count))  # beyond the last: an entry of zeros
 
-            @k.loop(0, count, PAD, carry=number(0))
+            @k.loop(share * PAD, count, sharers * PAD, carry=number(0))
             def rank(j, rank):
                 for pair in range(PAIRS):
                     two = self.entries.at(j + 2 * pair)
@@ -100,7 +109,13 @@ class Board:
                     rank = rank + one(others[0] > me) + one(others[1] > me)
                 return rank
 
-            visit(rank, me)
+            for distance in helpers:
+                least, greatest = k.target.exchange(k, rank, distance)
+                rank = select(sharers > distance, least + greatest, rank)
+
+            @k.when(share.equals(0) & (i < count))
+            def _():
+                visit(rank, me)
 
     def sorted(self, visit: Callable[[Value, Value], None]):
         """visit(rank, entry) for all candidates, after sorting them (Batcher's bitonic network).

@@ -80,3 +80,15 @@ def position_of(entry: Value) -> Value:
 
 def one(condition: Value) -> Value:
     return select(condition, constant(1, u32), constant(0, u32))
+
+
+def tree(combine, values) -> Value:
+    """All of them combined, in as few steps as depend on each other."""
+    values = list(values)
+    while len(values) > 1:
+        values = [combine(*pair) if len(pair) > 1 else pair[0] for pair in zip_pairs(values)]
+    return values[0]
+
+
+def zip_pairs(values: list) -> list[list]:
+    return [values[i : i + 2] for i in range(0, len(values), 2)]

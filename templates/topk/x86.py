@@ -18,7 +18,7 @@ from flykernels.lang.memory import advance
 from .access import Given, Row, write_result
 from .arguments import COUNTERS
 from .config import TopKConfig
-from .order import ALL, Order, entry, key_of, one, position_of
+from .order import Order, entry, key_of, one, position_of
 from .problem import TopKProblem
 from .x86_board import COUNT_MOST, Board, lane_numbers, number
 
@@ -41,7 +41,7 @@ def kept(k):
 
 @dataclass
 class Scan:
-    """The walk over a row. Its state is (how many candidates there are, the bound that others must not be worse than)."""
+    """The walk over a row. Its state: how many candidates there are, and the bound others must not be worse than."""
 
     k: Kernel
     order: Order
@@ -74,7 +74,9 @@ class Scan:
 
         @k.when((self.want + self.want // 2 <= GROUPS * n) & (looked_at > 0), carry=self.start()[1])
         def bound(_):
-            @k.loop(GROUPS * n, looked_at.to(i32), GROUPS * n, carry=tuple(vector(number(j * n)) for j in range(GROUPS)))
+            @k.loop(
+                GROUPS * n, looked_at.to(i32), GROUPS * n, carry=tuple(vector(number(j * n)) for j in range(GROUPS))
+            )
             def best(i, best):
                 found = [vector(i.to(u32) + j * n) for j in range(GROUPS)]
                 return tuple(select((x > b) if order.largest else (x < b), x, b) for x, b in zip(found, best))

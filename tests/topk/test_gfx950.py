@@ -24,6 +24,7 @@ ROWS = TopKConfig("rows", 16, 256, 256, 16, 16)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows(kind):
     run(TopKProblem(37, 131, 6), ROWS, data(kind, 37, 131), pad=1)
+    run(TopKProblem(37, 131, 6), replace(ROWS, family="rounds"), data(kind, 37, 131), pad=1)
 
 
 @pytest.mark.parametrize("width, k, dtype, largest, pad", [
@@ -92,8 +93,9 @@ def test_any_shape(rows, width, k, kind, seed):
 
 
 @pytest.mark.parametrize("p", [
-    TopKProblem(1, 128, 6), TopKProblem(1, 1000, 10, "bf16"), TopKProblem(16, 32000, 50), TopKProblem(4096, 32000, 50, "f16"),
-    TopKProblem(1, 100000, 1000), TopKProblem(1, 100000, 4096, "bf16"), TopKProblem(9, 777, 9, "f32", align=4),
+    TopKProblem(1, 128, 6), TopKProblem(1, 1000, 10, "bf16"), TopKProblem(16, 32000, 50),
+    TopKProblem(4096, 32000, 50, "f16"), TopKProblem(1, 100000, 1000),
+    TopKProblem(1, 100000, 4096, "bf16"), TopKProblem(9, 777, 9, "f32", align=4),
 ])  # fmt: skip
 def test_no_configuration_spills(p):
     kept = configurations(p, gfx950).kept

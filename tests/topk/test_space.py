@@ -74,7 +74,7 @@ def test_arguments_in_order():
     strides = {"x": (1000,), "values": (10,), "indices": (11,)}
     assert scalar_values(FINE, split, strides) == (4, 1000, 10, 1000, 10, 11, 3)
     middle = replace(FINE, layout="any")
-    strides = {n: (1, 2, 3) for n in strides}
+    strides = dict.fromkeys(strides, (1, 2, 3))
     assert scalar_values(middle, TopKConfig("scan", 16), strides, 2) == (4, 1000, 10, 2, *(1, 2, 3) * 3)
     assert workspace_bytes(TopKConfig("scan", 16), 4) == 0
     assert workspace_bytes(split, 4) >= COUNTERS + 4 * 3 * 16 * 8
