@@ -1,0 +1,184 @@
+"""TopK of short rows on a GPU: a few lanes hold a whole row in registers, and a wave several rows.
+
+Each lane's best is a group's. The k-th of these is a threshold that at least k elements reach, and in most rows only a
+few more. They go to shared memory, where each finds its place by counting who is better. If equal elements overflow
+that board: k rounds of looking for the best instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+from flykernels.codeobject import Extent
+from flykernels.dtypes import f32, u64
+from flykernels.lang import Kernel, Value, constant, maximum, minimum, over_lanes, select, u32
+from flykernels.layout import Layout
+
+from .access import Given, Row, vector_of, write_result
+from .config import TopKConfig
+from .gpu_search import number
+from .order import ALL, NOBODY, Order, entry, one, tree
+from .problem import TopKProblem
+
+QUAD = 4  # keys of 16 bytes
+PAIR = 2  # candidates of 16 bytes
+
+
+def room_of(cfg: TopKConfig) -> int:
+    """Candidates of one row that its board holds."""
+    return 2 * cfg.lanes
+
+
+@dataclass
+class HeldRow:
+    """A row in the registers of `lanes` lanes: this thread's keys and their positions, and who the thread is."""
+
+    k: Kernel
+    order: Order
+    lanes: int
+    lane: Value
+    slot: Value  # of the row among the workgroup's
+    here: Value  # whether there is such a row
+    want: Value
+    keys: list[Value]
+    positions: list[Value]
+    x: Row
+    values: Row
+    indices: Row
+
+    @staticmethod
+    def load(k: Kernel, p: TopKProblem, cfg: TopKConfig) -> HeldRow:
+        given, order, lanes, vector = Given.declare(k, p, cfg), Order(p.largest), cfg.lanes, vector_of(p)
+        rows_here = cfg.workgroup_size // lanes
+        k.grid = ((Extent("rows", rows_here),),)
+        width, want, rows = given["width"].to(u32), given["k"].to(u32), given["rows"].to(u32)
+        lane, slot = k.thread.to(u32) % lanes, k.thread.to(u32) // lanes
+        row = k.workgroup_id().to(u32) * rows_here + slot
+        here = row < rows
+        row = select(here, row, number(0))
+        x, values, indices = (given.row(name, row) for name in ("x", "values", "indices"))
+        vectors = width // vector * vector
+        loaded = []  # (elements, first position, whether they are in the row)
+        for c in range(cfg.elements // vector):
+            first = (lane + c * lanes) * vector
+            inside = first < vectors
+            loaded.append((x.read(select(inside, first, number(0)), vector if vector > 1 else None), first, inside))
+        if vector > 1:  # the elements after the last whole vector, one a lane
+            at = vectors + lane
+            loaded.append((x.read(select(at < width, at, number(0))), at, at < width))
+        keys, positions = [], []
+        for v, first, inside in loaded:
+            for j in range(v.width or 1):
+                keys.append(select(inside, order.key(v[j].to(f32)), number(NOBODY)))
+                positions.append(first + j)
+        return HeldRow(k, order, lanes, lane, slot, here, want, keys, positions, x, values, indices)
+
+    def over(self, kind: str, v: Value) -> Value:
+        """The sum, greatest or least over the row's lanes."""
+        return over_lanes(self.k, kind, v, self.lanes)
+
+    def write(self, rank: Value, e: Value) -> None:
+        write_result(self.k, self.order, self.x, self.values, self.indices, rank, e)
+
+    def one_by_one(self, on: Value) -> None:
+        """Writes the row's results where `on`, looking for the best k times over. k is at most `lanes`."""
+        k, nothing = self.k, number(NOBODY)
+
+        @k.loop(0, self.want, carry=(tuple(self.keys), nothing, nothing))
+        def found(r, s):
+            keys, my_key, my_position = s
+            best = self.over("max", tree(maximum, keys))
+            ties = [select(q.equals(best), at, number(ALL)) for q, at in zip(keys, self.positions)]
+            first = self.over("min", tree(minimum, ties))
+            mine = self.lane.equals(r.to(u32))
+            left = tuple(select(at.equals(first), nothing, q) for q, at in zip(keys, self.positions))
+            return left, select(mine, best, my_key), select(mine, first, my_position)
+
+        @k.when(on & (self.lane < self.want))
+        def _():
+            self.write(self.lane, entry(found[1], found[2]))
+
+
+def topk_rounds(k: Kernel, p: TopKProblem, cfg: TopKConfig):
+    row = HeldRow.load(k, p, cfg)
+    row.one_by_one(row.here)
+
+
+def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
+    row = HeldRow.load(k, p, cfg)
+    lanes, room, rows_here = cfg.lanes, room_of(cfg), cfg.workgroup_size // cfg.lanes
+    lane, slot, here, want, keys, positions = row.lane, row.slot, row.here, row.want, row.keys, row.positions
+
+    # the k-th of the lanes' bests: each lane counts how many are better than its own
+    best = tree(maximum, keys)
+    bests = k.shared(u32, Layout((rows_here * lanes,), (1,)))
+    bests.put(best, k.thread.to(u32))
+    stride = room + lanes  # two rows that are read at a time are half of all banks apart
+    board = k.shared(u64, Layout((rows_here * stride,), (1,)))
+    k.barrier()
+    rank = number(0)
+    for i in range(0, lanes, QUAD):
+        four = bests.at(slot * lanes + i)
+        others = four.read(four.pointer, QUAD, QUAD * u32.bytes)
+        for j in range(QUAD):
+            other = others[j]
+            rank = rank + one((other > best) | (other.equals(best) & (lane > i + j)))
+    threshold = maximum(row.over("max", select(rank + 1 >= want, best, number(NOBODY))), 1)
+
+    # what reaches it goes to the row's board, in the order of lanes
+    chosen = [key >= threshold for key in keys]
+    mine = reduce(lambda a, b: a + b, map(one, chosen))
+    total, before = mine, number(0)
+    distance = 1
+    while distance < lanes:
+        least, greatest = k.target.exchange(k, total, distance)
+        other = least + greatest - total
+        before = before + select((lane & distance).equals(0), number(0), other)
+        total = total + other
+        distance *= 2
+    fits = (total <= room) & (total >= want) & here
+    at_board = slot * stride
+
+    @k.when((mine > 0) & (total <= room))
+    def _():
+        place = at_board + before
+        for key, at, wanted in zip(keys, positions, chosen):
+
+            @k.when(wanted)
+            def _():
+                board.put(entry(key, at), place)
+
+            place = place + one(wanted)
+
+    @k.when((total < room) & lane.equals(0))
+    def _():
+        board.put(constant(0, u64), at_board + total)  # the other half of the last pair
+
+    k.barrier()
+
+    @k.when(fits)
+    def _():
+        for i in range(0, room, lanes):
+            turn = lane + i
+
+            @k.when(turn < total)
+            def _():
+                me = board.get(at_board + turn)
+
+                @k.loop(0, total, PAIR, carry=number(0))
+                def rank(j, rank):
+                    two = board.at(at_board + j.to(u32))
+                    others = two.read(two.pointer, PAIR, PAIR * u64.bytes)
+                    return rank + one(others[0] > me) + one(others[1] > me)
+
+                @k.when(rank < want)
+                def _():
+                    row.write(rank, me)
+
+    flood = (fits ^ 1) & here
+    any_row = over_lanes(k, "max", one(flood), k.target.lanes // lanes, lanes)  # of what a row's lanes share
+
+    @k.when(any_row > 0)
+    def _():
+        row.one_by_one(flood)
