@@ -1,4 +1,4 @@
-"""Configurations on sm_90a, from its registers, shared memory and multiprocessors: which to compile, and why not others.
+"""Configurations on sm_90a, from its registers, shared memory and multiprocessors: which to compile, which not and why.
 
 The estimate that ranks tiles counts cycles of one multiprocessor. It tells large differences apart; small ones, and what
 L2 holds when the kernel starts, are for measuring to decide: so the best tiles are kept in several variants.
@@ -20,7 +20,6 @@ from .sm90a_config import (
     WARP,
     WARPGROUP,
     Sm90aConfig,
-    along_k,
     copied_room,
     shared_memory,
     stores_wide,
