@@ -34,7 +34,7 @@ from .sm90a_config import (
 )
 
 WARP_ROWS, WARPS = 16, 4  # of a block of 64 rows, a warp's; of a warpgroup
-WIDTHS = (32, 16, 8)  # columns of a part, where the widest does not fit
+WIDTHS = (SHELF_COLUMNS, 32, 16)  # columns of a part
 SHELF_READY = 3  # the first warpgroup's named barrier; the others' follow
 
 
@@ -47,12 +47,17 @@ class Part(NamedTuple):
 
 
 def parts(p: GemmProblem, cfg: Sm90aConfig) -> list[Part]:
-    """What is turned round at a time, in order: columns in powers of two; for TMA, as many as a box has."""
-    out, widest = [], SWIZZLE_MOST // p.output_type.bytes if cfg.tma_store else SHELF_COLUMNS
+    """What is turned round at a time, in order: columns in powers of two. TMA's boxes are all alike: where they do not
+    divide a warpgroup's columns, the last one begins early and writes some columns again."""
+    if cfg.tma_store:
+        width = SWIZZLE_MOST // p.output_type.bytes
+        starts = [min(c, cfg.columns - width) for c in range(0, cfg.columns, width)]
+        return [Part(block, start, width) for block in range(cfg.blocks) for start in starts]
+    out = []
     for block in range(cfg.blocks):
         column = 0
         while column < cfg.columns:
-            width = next(w for w in (widest, *WIDTHS) if column + w <= cfg.columns and w <= widest)
+            width = next(w for w in WIDTHS if column + w <= cfg.columns)
             out.append(Part(block, column, width))
             column += width
     return out

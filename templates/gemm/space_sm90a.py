@@ -1,7 +1,7 @@
 """Configurations on sm_90a, from its registers, shared memory and multiprocessors: which to compile, which not and why.
 
-The estimate that ranks tiles counts cycles of one multiprocessor. It tells large differences apart; small ones, and what
-L2 holds when the kernel starts, are for measuring to decide: so the best tiles are kept in several variants.
+The estimate that ranks tiles counts cycles of one multiprocessor. It tells large differences apart; small ones, and
+what L2 holds when the kernel starts, are for measuring to decide: so the best tiles are kept in several variants.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .sm90a import why_not
 from .sm90a_config import (
     BLOCK_M,
     COLUMNS_MOST,
+    SWIZZLE_MOST,
     WARP,
     WARPGROUP,
     Sm90aConfig,
@@ -134,7 +135,7 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool) -> Iterator[tuple
         if best:
             yield replace(config, evict="both"), "nothing of A is kept in L2 either"
         return
-    if stores_wide(p) and config.persistent and config.columns % (128 // p.output_type.bytes) == 0:
+    if stores_wide(p) and config.persistent and config.columns >= SWIZZLE_MOST // p.output_type.bytes:
         yield replace(config, tma_store=True), "TMA writes C while the next tile is multiplied"
     if ceil(p.m_hint / config.tile_m) % 2 == 0:
         yield replace(config, cluster=(2, 1)), "pairs of workgroups share B"
@@ -160,6 +161,8 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
             return "workgroups that share a tile are no cluster"
         if cfg.tma_store and not stores_wide(p):
             return "C is not aligned to 16 bytes, which TMA needs"
+        if cfg.tma_store and cfg.columns * p.output_type.bytes < SWIZZLE_MOST:
+            return f"{cfg.columns} columns a warpgroup are less than a box of C"
     if (room + RESERVED) * cfg.beside > limits.shared_bytes + RESERVED:
         return f"{room} bytes of shared memory, {cfg.beside} times; there are {limits.shared_bytes}"
     if cfg.workgroup_size * cfg.beside > limits.simds * limits.max_waves * WARP:
