@@ -159,10 +159,9 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
         if cfg.columns % COLUMN_STEP or cfg.columns > COLUMNS_MOST:
             return f"{cfg.columns} columns a warpgroup; wgmma and the output take multiples of 16 up to {COLUMNS_MOST}"
         room = shared_memory(p, cfg).total
-        sums = cfg.blocks * cfg.columns * BLOCK_M // WARPGROUP
         most = SUMS_MOST[min(2, cfg.multipliers // WARPGROUP)]
-        if sums > most:
-            return f"{sums} sums a thread; at most {most} fit into registers beside addresses"
+        if cfg.sums > most:
+            return f"{cfg.sums} sums a thread; at most {most} fit into registers beside addresses"
         if cfg.cluster_size > 1 and (cfg.split_k > 1 or cfg.stream_k):
             return "workgroups that share a tile are no cluster"
         if cfg.tma_store and not stores_wide(p):
