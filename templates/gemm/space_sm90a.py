@@ -1,7 +1,7 @@
-"""Configurations on sm_90a, from its registers, shared memory and multiprocessors: which to compile, and why not others.
+"""Configurations on sm_90a, from its registers, shared memory and multiprocessors: which to compile, which not and why.
 
-The estimate that ranks tiles counts cycles of one multiprocessor. It tells large differences apart; small ones, and what
-L2 holds when the kernel starts, are for measuring to decide: so the best tiles are kept in several variants.
+The estimate that ranks tiles counts cycles of one multiprocessor. It tells large differences apart; small ones, and
+what L2 holds when the kernel starts, are for measuring to decide: so the best tiles are kept in several variants.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from flykernels.targets.gpu import GpuLimits
 from .problem import GemmProblem
 from .sm90a import why_not
 from .sm90a_config import (
+    BLOCK_K,
     BLOCK_M,
     COLUMNS_MOST,
+    SWIZZLE_MOST,
     WARP,
     WARPGROUP,
     Sm90aConfig,
-    along_k,
     copied_room,
     shared_memory,
     stores_wide,
@@ -30,20 +31,23 @@ from .space import Candidate, Dropped, Space
 
 TILES_M = (16, 32, 64, 128, 256)
 COLUMN_STEP = 16  # of a warpgroup's columns: what the output turns round at a time, and the narrowest swizzle
-KEPT = 12  # as many as are compiled and measured
+KEPT, TILES_KEPT = 12, 4  # as many as are compiled and measured; of the tiles, which come in variants
 SUMS_MOST = {1: 128, 2: 160}  # of C a thread, of one warpgroup, and of two that take the producer's registers
-STAGES_MOST, STAGES_LEAST = 16, 3
+STAGES_MOST, STAGES_LEAST = 12, 3
 RESERVED = 1024  # bytes of shared memory that a workgroup takes besides its own (CUDA programming guide, sm_90)
 SPLITS = (2, 3, 4, 6, 8, 16)
 STREAMING_M = 256  # up to here B is read about once, and bringing it takes longer than multiplying
 # Cycles and bytes a cycle of one multiprocessor at 1.75 GHz, measured on an H200 with these kernels:
 MULTIPLY = 2048  # multiply-adds of 16-bit elements (the data sheet's 989 TFLOP/s at 1.83 GHz)
-SHARED = 128  # bytes of shared memory that wgmma reads
-FILL = 40  # bytes from L2, all multiprocessors at work
-MEMORY = 2300  # bytes from memory, all together
-START, ADDED = 4500, 3500  # a workgroup before its first K tile; adding up shared tiles
+SHARED = 128  # bytes of shared memory that wgmma reads and TMA writes
+FILL = 72  # bytes from L2
+MEMORY = 2300  # bytes from memory, all multiprocessors together
+LATENCY = 1200  # from asking for a K tile to having it
+START, ROUND = 4500, 1500  # a workgroup before its first K tile; an epilogue that nothing hides
 STORED = 24  # bytes of C written
-ROUND = 1500  # an epilogue that the next tile's multiplications do not hide
+ADDED = 18  # bytes of sums left for others and read again, where workgroups share tiles
+COPIES = 12  # times slower are threads that copy by themselves than TMA
+UNFILLED = 0.85  # of the last round: with less, the K steps of the last rounds are dealt out instead
 
 
 def candidates(p: GemmProblem, target) -> Space:
@@ -62,20 +66,16 @@ def candidates(p: GemmProblem, target) -> Space:
     found.sort(key=lambda f: f[0])
     if slow:
         space.dropped.append(Dropped("kind wgmma", slow))
-    for cycles, words, config in found[: _tiles_kept(p)]:
+    for cycles, words, config in found[:TILES_KEPT]:
         for variant, why in _variants(p, config, cycles == found[0][0]):
             reason = limit(p, variant, limits)
             if reason or len(space.kept) == KEPT:
                 space.dropped.append(Dropped(variant, reason or f"{KEPT} others are likelier"))
             elif variant not in [c.config for c in space.kept]:
                 space.kept.append(Candidate(variant, f"{words}; {why}" if why else words))
-    for cycles, words, config in found[_tiles_kept(p) :]:
+    for cycles, words, config in found[TILES_KEPT:]:
         space.dropped.append(Dropped(config, f"estimated at {cycles / found[0][0]:.2f} times the best: {words}"))
     return space
-
-
-def _tiles_kept(p: GemmProblem) -> int:
-    return 4
 
 
 def _tiles(p: GemmProblem, limits: GpuLimits) -> Iterator[Sm90aConfig]:
@@ -91,17 +91,19 @@ def _tiles(p: GemmProblem, limits: GpuLimits) -> Iterator[Sm90aConfig]:
                 continue
             if m >= 128 and n < 64:
                 continue
-            count = ceil(p.m_hint / m) * ceil(p.n / n)
             deep = 128 if m <= BLOCK_M and p.m_hint <= BLOCK_M and n <= 128 and p.k > 128 else 64
+            count, units = ceil(p.m_hint / m) * ceil(p.n / n), limits.compute_units
             base = Sm90aConfig(
-                tile_m=m, tile_n=n, tile_k=deep, groups=groups, persistent=count > limits.compute_units,
+                tile_m=m, tile_n=n, tile_k=deep, groups=groups, persistent=count > units,
                 evict="b" if p.m_hint <= STREAMING_M else "none",
             )  # fmt: skip
             yield _fullest(p, base, limits)
-            if count * 2 <= limits.compute_units and not p.batched:
+            if not p.batched and count * 2 <= units:
                 for split in SPLITS:
-                    if count * split <= limits.compute_units and base.steps(p) >= 4 * split:
+                    if count * split <= units and base.steps(p) >= 4 * split:
                         yield _fullest(p, replace(base, split_k=split), limits)
+            if p.m_hint <= STREAMING_M and 1 < count / units < 4 and count / units / ceil(count / units) < UNFILLED:
+                yield _fullest(p, replace(base, persistent=False, stream_k=units), limits)
 
 
 def _fullest(p: GemmProblem, config: Sm90aConfig, limits: GpuLimits) -> Sm90aConfig:
@@ -127,19 +129,23 @@ def _copying(p: GemmProblem) -> Iterator[Sm90aConfig]:
 
 def _variants(p: GemmProblem, config: Sm90aConfig, best: bool) -> Iterator[tuple[Sm90aConfig, str]]:
     """(configuration, what speaks for it) of one tile: what measuring must choose between."""
-    yield config, ""
     if config.kind == "mma":
-        return
-    if p.m_hint <= STREAMING_M:
+        yield config, ""
+    elif p.m_hint <= STREAMING_M:
+        yield config, "B's lines leave L2 first"
         yield replace(config, evict="none"), "B stays in L2 for the next call"
         if best:
             yield replace(config, evict="both"), "nothing of A is kept in L2 either"
-        return
-    if stores_wide(p) and config.persistent and config.columns % (128 // p.output_type.bytes) == 0:
-        yield replace(config, tma_store=True), "TMA writes C while the next tile is multiplied"
-    if ceil(p.m_hint / config.tile_m) % 2 == 0:
-        yield replace(config, cluster=(2, 1)), "pairs of workgroups share B"
-    yield replace(config, cluster=(1, 2)), "pairs of workgroups share A"
+            if not config.stream_k:
+                yield replace(config, warm=True), "B is asked for before TMA has its tensor maps"
+    else:
+        wide = stores_wide(p) and config.columns * p.output_type.bytes >= SWIZZLE_MOST
+        by_tma = replace(config, persistent=True, tma_store=True) if wide and config.split_k == 1 else config
+        yield by_tma, "TMA writes C while the next tile is multiplied" if by_tma != config else ""
+        if config.split_k == 1:
+            yield replace(by_tma, cluster=(2, 1)), "pairs of workgroups share B"
+            yield replace(by_tma, cluster=(1, 2)), "pairs of workgroups share A"
+        yield config, "warps write C, and more stages fit"
 
 
 def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
@@ -153,14 +159,15 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
         if cfg.columns % COLUMN_STEP or cfg.columns > COLUMNS_MOST:
             return f"{cfg.columns} columns a warpgroup; wgmma and the output take multiples of 16 up to {COLUMNS_MOST}"
         room = shared_memory(p, cfg).total
-        sums = cfg.blocks * cfg.columns * BLOCK_M // WARPGROUP
         most = SUMS_MOST[min(2, cfg.multipliers // WARPGROUP)]
-        if sums > most:
-            return f"{sums} sums a thread; at most {most} fit into registers beside addresses"
+        if cfg.sums > most:
+            return f"{cfg.sums} sums a thread; at most {most} fit into registers beside addresses"
         if cfg.cluster_size > 1 and (cfg.split_k > 1 or cfg.stream_k):
             return "workgroups that share a tile are no cluster"
         if cfg.tma_store and not stores_wide(p):
             return "C is not aligned to 16 bytes, which TMA needs"
+        if cfg.tma_store and cfg.columns * p.output_type.bytes < SWIZZLE_MOST:
+            return f"{cfg.columns} columns a warpgroup are less than a box of C"
     if (room + RESERVED) * cfg.beside > limits.shared_bytes + RESERVED:
         return f"{room} bytes of shared memory, {cfg.beside} times; there are {limits.shared_bytes}"
     if cfg.workgroup_size * cfg.beside > limits.simds * limits.max_waves * WARP:
@@ -170,27 +177,30 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
 
 def estimate(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> tuple[float, str]:
     """(cycles, what they are made of): rounds of workgroups, each a loop over K tiles."""
-    size = p.input_type.bytes
-    rows = max(cfg.tile_m, BLOCK_M)
-    multiply = rows * cfg.tile_n * cfg.tile_k / MULTIPLY
-    instructions = cfg.blocks * cfg.groups[0] * cfg.groups[1] * cfg.tile_k // 16
-    read = instructions * (BLOCK_M + cfg.columns) * 16 * size / SHARED
+    size, units = p.input_type.bytes, limits.compute_units * cfg.beside
+    rows, slices = max(cfg.tile_m, BLOCK_M), cfg.split_k
     loaded = (cfg.tile_m + cfg.tile_n) * cfg.tile_k * size
-    tiles = ceil(p.m_hint / cfg.tile_m) * ceil(p.n / cfg.tile_n) * cfg.split_k
-    at_once = min(tiles, limits.compute_units * cfg.beside)
-    columns = max(1, at_once // max(1, min(ceil(p.m_hint / cfg.tile_m), cfg.group_m)) // cfg.split_k)
-    distinct = min(p.n, columns * cfg.tile_n) + min(p.m_hint, ceil(at_once / columns) * cfg.tile_m)
-    memory = cfg.split_k * distinct * cfg.tile_k * size / MEMORY
+    instructions = cfg.blocks * cfg.groups[0] * cfg.groups[1] * cfg.tile_k // BLOCK_K
+    read = instructions * (BLOCK_M + cfg.columns) * BLOCK_K * size
+    high, wide = ceil(p.m_hint / cfg.tile_m), ceil(p.n / cfg.tile_n)
+    tiles = high * wide * slices
+    # what the workgroups of a round read from memory, each byte once
+    together = min(high * wide, units // slices)
+    down = min(high, cfg.group_m)
+    across = min(wide, ceil(together / down))
+    distinct = min(p.n, across * cfg.tile_n) + min(p.m_hint, ceil(together / across) * cfg.tile_m)
     slowest, why = max(
-        (multiply, "tensor cores"), (read, "shared memory"), (loaded / FILL, "L2"), (memory, "memory"),
-    )  # fmt: skip
+        (rows * cfg.tile_n * cfg.tile_k / MULTIPLY, "tensor cores"),
+        ((read + loaded) / SHARED, "shared memory"),
+        (loaded / FILL, "L2"),
+        (slices * distinct * cfg.tile_k * size / MEMORY, "memory"),
+        (LATENCY / (cfg.stages - 1), "latency"),
+    )
     if cfg.kind == "mma":
-        slowest, why = max(4 * multiply, 12 * loaded / FILL), "copies"
-    ahead = (cfg.stages - 1) * loaded
-    slowest = max(slowest, loaded * 1200 / ahead if ahead else 0)  # latency of memory over what is on its way
-    rounds = ceil(tiles / (limits.compute_units * cfg.beside))
-    one = ceil(cfg.steps(p) / cfg.split_k) * slowest
-    output = cfg.tile_m * cfg.tile_n * p.output_type.bytes / STORED
-    cycles = START + rounds * (one + (ROUND if rounds > 1 else 0) + output)
-    cycles += ADDED + cfg.split_k * cfg.tile_n * rows * 4 / STORED / 2 if cfg.split_k > 1 else 0
-    return cycles, f"{rounds} rounds of {tiles} tiles, bound by {why}, about {cycles:.0f} cycles"
+        slowest, why = COPIES * loaded / FILL, "copies"
+    rounds = tiles / units if cfg.stream_k else ceil(tiles / units)
+    output = cfg.tile_m * cfg.tile_n * p.output_type.bytes / STORED + (ROUND if rounds > 1 else 0)
+    cycles = START + rounds * (ceil(cfg.steps(p) / slices) * slowest + output)
+    parts = slices if slices > 1 else 2 if cfg.stream_k else 0
+    cycles += (1 + parts) * rows * cfg.tile_n * 4 / ADDED if parts else 0
+    return cycles, f"{tiles} pieces in {rounds:.3g} rounds, bound by {why}, about {cycles:.0f} cycles"
