@@ -5,9 +5,9 @@ definition in numpy)."""
 
 from __future__ import annotations
 
-from ..dtypes import DType, f8e4m3fn, f16, f32, i16, i32
+from ..dtypes import DType, f8e4m3fn, f8e4m3fnuz, f16, f32, i16, i32
 from ..microscaling import FORMATS, SCALE_BIAS, SCALE_NAN
-from .values import Value, absolute, constant, maximum, minimum, select
+from .values import TARGET, Value, absolute, constant, maximum, minimum, select
 
 F32_MANTISSA, F32_BIAS = 23, 127
 F16_MANTISSA, F16_BIAS = 10, 15
@@ -38,15 +38,32 @@ def encoded(x: Value, dtype: DType) -> Value:
     magic = base + (shift << F32_MANTISSA)
     steps = bits(size + magic.bitcast(f32, x.width)) - magic
     code = steps + (base >> shift) - ((f.least_exponent + F32_BIAS) << dtype.mantissa)
-    return code | ((bits(x) >> (32 - dtype.bits)) & (1 << (dtype.bits - 1)))
+    sign = 1 << (dtype.bits - 1)
+    code = code | ((bits(x) >> (32 - dtype.bits)) & sign)
+    return select(code.equals(sign), constant(0, i32, code.width), code) if dtype == f8e4m3fnuz else code
 
 
-def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value]:
-    """(E8M0 byte as i32, f32 to multiply by) of a block whose largest magnitude has these f32 bits (i32, not negative).
+def words(x: Value, dtype: DType) -> Value:
+    """f32 vector -> its codes in i32 words, first element lowest (as many as fill whole words).
+
+    NaN gives no code in particular. By the target's own instruction where it has one."""
+    own = getattr(TARGET.get(None), "small_floats", None)
+    found = own(x, dtype) if own else None
+    if found is not None:
+        return found
+    code, each = encoded(x, dtype), 32 // dtype.bits
+    parts = [code.shuffle(range(i, x.width, each)) << (dtype.bits * i) for i in range(each)]
+    while len(parts) > 1:
+        parts = [a | b for a, b in zip(parts[::2], parts[1::2])]
+    return parts[0]
+
+
+def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value, Value]:
+    """(E8M0 byte as i32, f32 to multiply by, mask for the codes) of a block whose largest magnitude has these f32 bits (i32, not negative).
 
     round_up False: 2^(floor(log2 largest) - the format's largest exponent); True: the least power of two that leaves
     nothing beyond the format's largest number. Below 2^-127 it is 2^-127. With a NaN or an infinity in the block the
-    byte is 255 and the factor 0."""
+    byte is 255 and the mask 0 (else all ones): the codes of such a block are 0."""
     f = FORMATS[dtype]
     top = largest
     if round_up:  # a fraction above the largest number's carries into the exponent
@@ -54,11 +71,9 @@ def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value
         top = top + ((1 << F32_MANTISSA) - 1 - fraction)
     byte = maximum((top >> F32_MANTISSA) - f.largest_exponent, 0)
     finite = largest < INFINITE
-    inverse = (2 * SCALE_BIAS - byte) << F32_MANTISSA
-    zero = constant(0, i32, largest.width)
-    return select(finite, byte, constant(SCALE_NAN, i32, largest.width)), select(finite, inverse, zero).bitcast(
-        f32, largest.width
-    )
+    inverse = ((2 * SCALE_BIAS - byte) << F32_MANTISSA).bitcast(f32, largest.width)
+    number = lambda x: constant(x, i32, largest.width)
+    return select(finite, byte, number(SCALE_NAN)), inverse, select(finite, number(-1), number(0))
 
 
 def scale_factor(byte: Value) -> Value:

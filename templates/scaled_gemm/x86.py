@@ -80,7 +80,7 @@ class ScaledPanels(Panels):
         self.groups(k0, count, group, zero)
 
     def copy_b(self, column, valid: int, k0, count, panel: View):
-        k, lanes, kind = self.k, self.lanes, self.p.b_type
+        lanes, kind = self.lanes, self.p.b_type
         columns = [column + min(c, valid - 1) for c in range(-(-valid // lanes) * lanes)]
         lines = [self.tile.b.transposed().at(c) for c in columns]
 
@@ -130,12 +130,8 @@ class ScaledPanels(Panels):
         if p.scaling == "tensor":
             x = x * self.scale_a.recast(f32).get() * self.scale_b.recast(f32).get()
         elif p.scaling == "row":
-            line = replace(self.scale_b, shape=(p.n,), stride=(1,))
-            x = (
-                x
-                * replace(self.scale_a, shape=(1,), stride=(1,)).get(row)
-                * line.get(column, width=x.width, count=count)
-            )
+            of_row, of_columns = (replace(s, shape=(1,), stride=(1,)) for s in (self.scale_a, self.scale_b))
+            x = x * of_row.get(row) * of_columns.get(column, width=x.width, count=count)
         if tile.bias is not None:
             x = x + tile.bias.get(0, column, width=x.width, count=count).to(f32)
         tile.c.put(x.to(p.output_type), row, column, count=count)

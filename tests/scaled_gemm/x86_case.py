@@ -39,7 +39,10 @@ def random_codes(rng, shape, dtype: DType) -> np.ndarray:
 def operands(p: ScaledGemmProblem, m: int, seed: int = 0, spread: int = 6, centre: int = 127) -> dict[str, np.ndarray]:
     """Random bytes and scales of a problem; block scales lie within centre - spread ... centre + spread."""
     rng = np.random.default_rng(seed)
-    found = {"a": random_codes(rng, (m, p.row_bytes("a")), p.a_type), "b": random_codes(rng, (p.n, p.row_bytes("b")), p.b_type)}  # fmt: skip
+    found = {
+        "a": random_codes(rng, (m, p.row_bytes("a")), p.a_type),
+        "b": random_codes(rng, (p.n, p.row_bytes("b")), p.b_type),
+    }
     for name, rows in (("scale_a", m), ("scale_b", p.n)):
         if p.scaling == "block":
             found[name] = rng.integers(centre - spread, centre + spread + 1, (rows, p.blocks)).astype(np.uint8)
