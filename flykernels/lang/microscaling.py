@@ -52,14 +52,14 @@ def words(x: Value, dtype: DType) -> Value:
     if found is not None:
         return found
     code, each = encoded(x, dtype), 32 // dtype.bits
-    parts = [code.shuffle(range(i, x.width, each)) << (dtype.bits * i) for i in range(each)]
+    parts = [code.shuffle(list(range(i, x.width, each))) << (dtype.bits * i) for i in range(each)]
     while len(parts) > 1:
         parts = [a | b for a, b in zip(parts[::2], parts[1::2])]
     return parts[0]
 
 
 def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value, Value]:
-    """(E8M0 byte as i32, f32 to multiply by, mask for the codes) of a block whose largest magnitude has these f32 bits (i32, not negative).
+    """(E8M0 byte as i32, f32 to multiply by, mask for the codes) of a block; largest: its largest magnitude's f32 bits.
 
     round_up False: 2^(floor(log2 largest) - the format's largest exponent); True: the least power of two that leaves
     nothing beyond the format's largest number. Below 2^-127 it is 2^-127. With a NaN or an infinity in the block the

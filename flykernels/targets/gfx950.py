@@ -8,10 +8,10 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from ..codeobject import CodeObject
-from ..dtypes import DType, bf16, f16, f32, i16, i32, i64
+from ..dtypes import DType, bf16, f4e2m1, f8e4m3fn, f8e5m2, f16, f32, i1, i16, i32, i64
 from ..lang.errors import located
 from ..lang.matrix import MatrixAtom
-from ..lang.values import Value, constant, mlir_type
+from ..lang.values import Value, constant, maximum, minimum, mlir_type, vector_of
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm, rocdl
 from . import amd_link, amd_metadata
@@ -178,6 +178,28 @@ class Gfx950(Gpu):
             return [out]
         each = d[0].width
         return [out.shuffle(range(i, i + each)) for i in range(0, width, each)]
+
+    def small_floats(self, x: Value, dtype: DType) -> Value | None:
+        """f32 -> words of FP8 or FP4 codes, two numbers an instruction. See lang.microscaling.words.
+
+        What FP8 cannot hold becomes the largest number by a clamp: what the conversion itself does with it depends on
+        the wave's mode register (FP16_OVFL)."""
+        kind = {f8e4m3fn: "fp8", f8e5m2: "bf8", f4e2m1: "fp4"}.get(dtype)
+        if kind is None:
+            return None
+        if dtype != f4e2m1:
+            x = minimum(maximum(x, -dtype.largest), dtype.largest)
+        one, half = constant(1.0, f32), mlir_type(i16, 2)
+        name, each, found = f"llvm.amdgcn.cvt.scalef32.pk.{kind}.f32", 32 // dtype.bits, []
+        for first in range(0, x.width, each):
+            word = constant(0, i32) if dtype == f4e2m1 else constant(0, i16, 2)
+            for i in range(0, each, 2):
+                place = constant(i // 2, i32) if dtype == f4e2m1 else constant(i // 2, i1)
+                kept = mlir_type(i32) if dtype == f4e2m1 else half
+                got = intrinsic(name, kept, word, x[first + i], x[first + i + 1], one, place)
+                word = Value(got, word.dtype, word.width)
+            found.append(word if dtype == f4e2m1 else word.bitcast(i32))
+        return vector_of(found)
 
     # -- memory that is not a pointer: buffers, LDS
     def buffer(self, pointer, size_bytes):

@@ -8,9 +8,9 @@ import subprocess
 import tempfile
 
 from ..codeobject import CodeObject
-from ..dtypes import f32, i32
+from ..dtypes import DType, f8e4m3fn, f8e5m2, f32, i16, i32
 from ..lang.matrix import MatrixAtom
-from ..lang.values import Value, constant, mlir_type
+from ..lang.values import Value, constant, mlir_type, vector_of
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
 from .gpu import Clock, Gpu, GpuLimits
@@ -87,6 +87,15 @@ class Sm90a(Gpu):
             constant(31, i32),
         )
         return v, Value(other, i32).bitcast(v.dtype)
+
+    def small_floats(self, x: Value, dtype: DType) -> Value | None:
+        """f32 -> words of FP8 codes, two numbers an instruction (it saturates). See lang.microscaling.words."""
+        kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
+        if kind is None:
+            return None
+        pair = lambda i: Value(intrinsic(f"llvm.nvvm.ff.to.{kind}.rn", mlir_type(i16), x[i + 1], x[i]), i16)
+        pairs = vector_of([pair(i) for i in range(0, x.width, 2)])
+        return pairs.bitcast(i32, x.width // 4)
 
     def compile(self, k, source: dict | None = None) -> CodeObject:
         """The traced kernel as a cubin, with what ptxas says it costs; its text is PTX.
