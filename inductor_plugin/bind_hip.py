@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from flykernels.codeobject import CodeObject
-from flykernels.launch import hip
+from flykernels.launch.current import Launcher
 from templates.gemm import arguments
 from templates.gemm.problem import GemmProblem
 
@@ -51,39 +50,3 @@ def conditions(p: GemmProblem) -> list[str]:
             most = SPAN_MOST // (TILE_MOST * dtype.bytes)
             out += [f"{s} > {most}" for s in strides if not s.endswith("_batch")]
     return out
-
-
-class Launcher:
-    """Addresses and scalars -> a launch on the current device and stream. Loads the code once a device.
-
-    Workspace belongs to a kernel, a device and a stream: launches on one stream follow one another, and each leaves its
-    counters at 0, as it found them."""
-
-    def __init__(self, code: CodeObject):
-        self.code = code
-        self.loaded: dict[int, hip.HipKernel] = {}
-        self.workspaces: dict[tuple[int, int], Any] = {}
-        self.scalars = [a.name for a in code.arguments if a.kind != "pointer"]
-
-    def __call__(self, *arguments: int) -> None:
-        import torch
-
-        device = torch.cuda.current_device()
-        stream = torch.cuda.current_stream().cuda_stream
-        kernel = self.loaded.get(device)
-        if kernel is None:
-            kernel = self.loaded[device] = hip.load(self.code)
-        if self.code.workspace:
-            arguments = (*arguments, self.workspace(device, stream, arguments))
-        kernel(*arguments, stream=stream)
-
-    def workspace(self, device: int, stream: int, arguments: tuple[int, ...]) -> int:
-        """Address of enough zeros, or of what an earlier launch on this stream has left."""
-        import torch
-
-        size = self.code.workspace_for(dict(zip(self.scalars, arguments[-len(self.scalars) :], strict=True)))
-        held = self.workspaces.get((device, stream))
-        if held is None or held.numel() < size:
-            held = torch.zeros(size, dtype=torch.uint8, device=f"cuda:{device}")
-            self.workspaces[device, stream] = held
-        return held.data_ptr()

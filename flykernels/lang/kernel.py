@@ -20,7 +20,7 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-from ..codeobject import Argument, Extent
+from ..codeobject import Argument, Extent, TensorMap
 from ..dtypes import DType, i32, i64
 from ..layout import IDENTITY
 from ..mlir import ir, scf, source_locations
@@ -44,10 +44,14 @@ class Kernel:
         self.shared_bytes, self.loops = 0, 0  # LDS asked for; loops being traced
         self.grid: tuple[tuple[Extent, ...], ...] = ((Extent(1),),)  # workgroups along each axis; see codeobject.Extent
         self.workspace: tuple[Extent, ...] = ()  # bytes asked of the launcher, as factors; see codeobject.CodeObject
+        self.tensor_maps: tuple[TensorMap, ...] = ()  # parameters after the arguments; see codeobject.TensorMap
+        self.grid_most = 0  # workgroups launched at most; see codeobject.CodeObject
+        self.cluster = 1  # workgroups of a cluster, where the target has them
         self.context: Any = None
         self.module: Any = None
         self._scope = ExitStack()  # what is open
         self.of_target = SimpleNamespace()  # what the target keeps of this kernel: targets are shared by threads
+        self._maps: dict[str, Any] = {}
         self._known: dict = {}  # what has been computed once at the top
         self._at_top: dict[int, Value] = {}  # arguments, and what has been computed from them there
 
@@ -55,14 +59,21 @@ class Kernel:
     def args(self, **declared):
         """Declare the entry's arguments, in order: `Global(...)` for memory, a DType for a scalar.
 
-        Sizes and strides of a Global may name scalars that are declared before or after it."""
+        Sizes and strides of a Global may name scalars that are declared before or after it. Where `self.tensor_maps`
+        lists any, their parameters follow; `tensor_map(name)` then gives a pointer to one."""
         self.arguments = declared
         is_memory = lambda d: isinstance(d, Global)
         types = [self.target.pointer_type() if is_memory(d) else mlir_type(d) for d in declared.values()]
-        got = dict(zip(declared, self.target.begin(self, types, [is_memory(d) for d in declared.values()])))
+        values = self.target.begin(self, types, [is_memory(d) for d in declared.values()])
+        got = dict(zip(declared, values))
+        self._maps = {t.name: v for t, v in zip(self.tensor_maps, values[len(declared) :])}
         scalars = {n: Value(got[n], d) for n, d in declared.items() if not is_memory(d)}
         self._at_top = {id(v.ssa): v for v in scalars.values()}
         return [d.view(got[n], scalars) if is_memory(d) else scalars[n] for n, d in declared.items()]
+
+    def tensor_map(self, name: str):
+        """A generic pointer to the parameter that the launcher makes as the `TensorMap` of this name says."""
+        return self._maps[name]
 
     def signature(self) -> tuple[Argument, ...]:
         """The declared arguments as a code object lists them."""
@@ -165,6 +176,14 @@ class Kernel:
                 scf.yield_([])
 
         return run
+
+    def branch(self, condition: Value, yes, no):
+        """yes() where condition holds, else no(): the two arms of one branch, for roles that threads keep."""
+        op = scf.IfOp(condition.ssa, has_else=True)
+        for block, body in ((op.then_block, yes), (op.else_block, no)):
+            with ir.InsertionPoint(block):
+                body()
+                scf.yield_([])
 
     # -- workgroup
     def wait_loads(self, in_flight: int | None):
