@@ -215,7 +215,9 @@ def _div_fixup(i: Instruction, b: Binder) -> Callable[[Group], None]:
 
 def _bitop3(i: Instruction, b: Binder) -> Callable[[Group], None]:
     """Any function of three bits: bit 4a + 2b + c of the table (LLVM's definition; a, b, c have tables f0, cc, aa)."""
-    write = b.writer(i.operands[0], "u32")
+    if any(i.mods.get("op_sel", [])):
+        raise bad(i, "upper halves of registers")
+    write = b.writer(i.operands[0], "u16" if i.name.endswith("b16") else "u32")
     ra, rb, rc = (b.typed(o, "u32") for o in i.operands[1:4])
     table = i.mods.get("bitop3", 0)
 
@@ -270,6 +272,7 @@ OTHERS: dict[str, Callable] = {
     "v_div_scale_f32": _div_scale,
     "v_div_fmas_f32": _div_fmas,
     "v_div_fixup_f32": _div_fixup,
+    "v_bitop3_b16": _bitop3,
     "v_bitop3_b32": _bitop3,
     "v_swap_b32": _swap,
     "v_mbcnt_lo_u32_b32": _mbcnt(False),

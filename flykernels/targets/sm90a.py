@@ -23,7 +23,7 @@ class AssemblerMissing(RuntimeError):
 class Sm90a(Gpu):
     """The target object: limits, matrix atoms, the instructions the language needs, and `compile`."""
 
-    name, lanes = "sm90a", 32
+    name, lanes, register = "sm90a", 32, "r"
     module_target = '#nvvm.target<O=3, chip="sm_90a", features="+ptx84">'
     limits = GpuLimits(
         lanes=32,
@@ -61,7 +61,12 @@ class Sm90a(Gpu):
         return [one(2 * i).splat(2).insert(1, one(2 * i + 1)) for i in (0, 1)]
 
     def function_attributes(self, k):
-        return [("nvvm.kernel", ir.UnitAttr.get()), ("nvvm.reqntid", ir.DenseI32ArrayAttr.get([k.workgroup_size]))]
+        beside = getattr(k.of_target, "beside", 1)  # workgroups that shall fit on a multiprocessor: bounds registers
+        return [
+            ("nvvm.kernel", ir.UnitAttr.get()),
+            ("nvvm.reqntid", ir.DenseI32ArrayAttr.get([k.workgroup_size])),
+            ("nvvm.minctasm", ir.IntegerAttr.get(mlir_type(i32), beside)),
+        ]
 
     def thread(self, k):
         return self.read("llvm.nvvm.read.ptx.sreg.tid.x")

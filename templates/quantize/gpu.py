@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import f32, i32, u8
+from flykernels.dtypes import DType, bf16, f32, i16, i32, u8
 from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.microscaling import scale_of, words
@@ -24,8 +24,7 @@ from .problem import QuantizeProblem
 
 EACH = 8  # neighbours of a row in a thread: 16 bytes of a 16-bit type
 SHARE = BLOCK // EACH  # threads that share a block, along either axis
-WIDE = 16  # bytes: the widest store
-MAGNITUDE = 0x7FFFFFFF
+WIDE = 4  # words: the widest store
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,14 @@ class GpuConfig:
     waves    along (rows, columns)
     groups   into which a wave's lanes are divided along rows: 4 with columns, else 1 (longest runs of memory)
     held     rows of a thread; 8 with columns
-    lanes    of a wave, the target's"""
+    lanes    of a wave, the target's
+    beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers"""
 
     waves: tuple[int, int]
     groups: int
     lanes: int
     held: int = BLOCK // SHARE
+    beside: int = 1
 
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
@@ -82,6 +83,7 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
 def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     """The kernel; arguments as in arguments.py, a one-dimensional grid of tiles, along rows first."""
     # limits
+    k.of_target.beside = cfg.beside
     names = declared(p)
     given = dict(zip(names, k.args(**names)))
     m, (rows, columns) = given["m"], cfg.tile
@@ -100,50 +102,56 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     held = ThreadValues(cfg.tile, cfg.spread(0, 1, 1, 1), Mode(EACH, 1, 1), (Mode(cfg.held, 0, 1),))
 
     # X, once
-    values = k.fragment(held).load(x.tile(cfg.tile, *at)).to(f32)
-    sizes = values.map(lambda v: v.bitcast(i32, v.width) & MAGNITUDE)
-
+    values = k.fragment(held).load(x.tile(cfg.tile, *at))
     if p.rows:
-        along_rows(k, p, cfg, values, sizes, given, at)
+        along_rows(k, p, cfg, values, given, at)
     if p.columns:
-        along_columns(k, p, cfg, values, sizes, given, at)
+        if p.rows:  # held as they came; their f32 values are made a second time
+            again = lambda v: k.target.anew(vector_of(words_of(v))).bitcast(v.dtype, EACH)
+            values = values.map(again)
+        along_columns(k, p, cfg, values, given, at)
 
 
-def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, sizes: Fragment, given, at):
+def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at):
     """Codes and scales of blocks along rows, straight from registers."""
-    (rows, columns), per, m = cfg.tile, p.per_byte, given["m"]
+    (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
     codes: list[Value] = []
     scales: list[Value] = []
-    for v, size in zip(values.values(), sizes.values()):
-        byte, factor, mask = scale_of(shared(k, size.fold(maximum), 1), p.output_type, p.round_up)
-        codes.append((words(v * factor, p.output_type) & mask).bitcast(u8, EACH // per))
+    for v in values.values():
+        size = shared(k, wide(magnitude(v).fold(maximum), v.dtype), 1)
+        byte, factor, mask = scale_of(size, p.output_type, p.round_up)
+        codes.append(words(v.to(f32) * factor, p.output_type) & mask)
         scales.append(byte.to(u8))
-    matrix = lambda name, width: replace(given[name], shape=(m, width), stride=(width, 1), multiple=(1, width))
-    to = ThreadValues((rows, columns // per), _bytes(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
-    store(k, to, matrix("codes", p.n // per).tile(to.tile, *at), codes)
+    matrix = lambda name, kind, width: replace(
+        given[name], dtype=kind, shape=(m, width), stride=(width, 1), multiple=(1, width)
+    )
+    to = ThreadValues((rows, columns // per), _along(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
+    store(k, to, matrix("codes", i32, p.n // per).tile(to.tile, *at), codes)
     first, *others = cfg.spread(0, 1, 1, 1)
     lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
     to = ThreadValues((rows, columns // BLOCK), lanes, Mode(1, 1, 1), (Mode(cfg.held, 0, 1),))
-    store(k, to, matrix("scales", p.n // BLOCK).tile(to.tile, *at), scales)
+    store(k, to, matrix("scales", u8, p.n // BLOCK).tile(to.tile, *at), scales)
 
 
-def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, sizes: Fragment, given, at):
+def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at):
     """Codes and scales of blocks along columns: a tile is turned round in LDS, then written line by line."""
-    (rows, columns), per, m = cfg.tile, p.per_byte, given["m"]
-    size = sizes.values()[0]
-    for other in sizes.values()[1:]:
-        size = maximum(size, other)
+    (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
+    rows_ = values.values()
+    size = magnitude(rows_[0])
+    for other in rows_[1:]:
+        size = maximum(size, magnitude(other))
+    size = shared(k, size, cfg.across)
     codes: list[Value] = []
     scales: list[Value] = []
     for c in range(EACH):
-        byte, factor, mask = scale_of(shared(k, size[c], cfg.across), p.output_type, p.round_up)
-        column = vector_of([v[c] for v in values.values()])
-        codes.append((words(column * factor, p.output_type) & mask).bitcast(u8, cfg.held // per))
+        byte, factor, mask = scale_of(wide(size[c], p.input_type), p.output_type, p.round_up)
+        column = vector_of([v[c] for v in rows_]).to(f32)
+        codes.append(words(column * factor, p.output_type) & mask)
         scales.append(byte.to(u8))
 
     # into LDS as registers hold it
     deep, blocks = rows // per, rows // BLOCK
-    shelf = k.shared(u8, Layout.compact(columns, deep), shelf_swizzle(deep, cfg.held // per))
+    shelf = k.shared(i32, Layout.compact(columns, deep), shelf_swizzle(deep))
     board = k.shared(u8, Layout.compact(columns, blocks))
     threads = (
         Mode(cfg.across, 0, EACH),
@@ -158,47 +166,72 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
     k.barrier()
 
     # and out by rows of the transposed result
-    matrix = lambda name, each: replace(
-        given[name], shape=(p.n, m // each), stride=(m // each, 1), multiple=(p.n, BLOCK // each),
-        stride_multiple=BLOCK // each,
-    )  # fmt: skip
-    for name, board_, each, vector in (("codes_t", shelf, per, WIDE), ("scales_t", board, BLOCK, 1)):
+    for name, held, each, vector in (("codes_t", shelf, per, WIDE), ("scales_t", board, BLOCK, 1)):
         take = lines(columns, rows // each, cfg.workgroup_size, vector)
-        to = matrix(name, each).tile(take.tile, *at[::-1])
-        k.fragment(take).store(to, k.fragment(take).load(board_))
+        to = replace(
+            given[name], dtype=held.dtype, shape=(p.n, m // each), stride=(m // each, 1),
+            multiple=(p.n, BLOCK // each), stride_multiple=BLOCK // each,
+        )  # fmt: skip
+        k.fragment(take).store(to.tile(take.tile, *at[::-1]), k.fragment(take).load(held))
+
+
+def magnitude(v: Value) -> Value:
+    """Bits without the sign, as integers of the same width: ordered as the numbers are, NaN the highest."""
+    kind = i16 if v.dtype.bits == 16 else i32
+    return v.bitcast(kind, v.width) & int(kind.largest)
+
+
+def wide(size: Value, dtype: DType) -> Value:
+    """What `magnitude` gave for a type, as bits of f32 (i32)."""
+    if dtype == bf16:
+        return size.to(i32) << 16
+    return size if dtype == f32 else size.bitcast(dtype).to(f32).bitcast(i32)
 
 
 def shared(k: Kernel, size: Value, distance: int) -> Value:
-    """The largest among the SHARE lanes that are `distance` apart."""
+    """Element by element the largest among the SHARE lanes that are `distance` apart; 32 bits are exchanged at once."""
+    kind, width = size.dtype, size.width
+    each = [size] if width is None else words_of(size)
     for step in (distance << i for i in range(SHARE.bit_length() - 1)):
-        size = maximum(*k.target.exchange(k, size, step))
-    return size
+        pairs = [k.target.exchange(k, w, step) for w in each]
+        if width is None:
+            each = [maximum(a, b) for a, b in pairs]
+        else:
+            as_before = lambda w: w.bitcast(kind, 32 // kind.bits)
+            each = [maximum(as_before(a), as_before(b)).bitcast(i32) for a, b in pairs]
+    return each[0] if width is None else vector_of(each).bitcast(kind, width)
+
+
+def words_of(v: Value) -> list[Value]:
+    """A vector's 32-bit words as scalars."""
+    whole = v.bitcast(i32, v.width * v.dtype.bits // 32)
+    return [whole[i] for i in range(whole.width)]
 
 
 def store(k: Kernel, to: ThreadValues, view: View, values: list[Value]):
     k.fragment(to).store(view, Fragment(k, to, False, lambda d: values[d[0]]))
 
 
-def lines(rows: int, row_bytes: int, threads: int, vector: int) -> ThreadValues:
-    """A tile of bytes spread over a workgroup row by row, `vector` neighbours a thread at a time."""
-    wide = row_bytes // vector
+def lines(rows: int, width: int, threads: int, vector: int) -> ThreadValues:
+    """A tile spread over a workgroup row by row, `vector` neighbours a thread at a time."""
+    wide = width // vector
     deep = threads // wide
     lanes = (Mode(wide, 1, vector), Mode(deep, 0, 1))
-    return ThreadValues((rows, row_bytes), lanes, Mode(vector, 1, 1), (Mode(-(-rows // deep), 0, deep),))
+    return ThreadValues((rows, width), lanes, Mode(vector, 1, 1), (Mode(-(-rows // deep), 0, deep),))
 
 
-def shelf_swizzle(row_bytes: int, chunk: int) -> Swizzle:
-    """Of the (columns, bytes) tile in LDS. Lanes that write together are EACH columns apart, so without it on the same
-    banks; the column's number, a step of EACH at a time, is added (bit by bit) to the place of 16 bytes in its row."""
-    bits = (row_bytes // WIDE).bit_length() - 1
-    if bits < 1 or chunk > WIDE:
+def shelf_swizzle(width: int) -> Swizzle:
+    """Of the (columns, width) words in LDS. Lanes that write together are EACH columns apart, so without it on one
+    bank; the column's number, a step of EACH at a time, is added (bit by bit) to the place of WIDE words in its row."""
+    bits = (width // WIDE).bit_length() - 1
+    if bits < 1:
         return IDENTITY
-    base, row = WIDE.bit_length() - 1, row_bytes.bit_length() - 1
+    base, row = WIDE.bit_length() - 1, width.bit_length() - 1
     return Swizzle(bits, base, row + EACH.bit_length() - 1 - base)
 
 
-def _bytes(cfg: GpuConfig, per: int) -> tuple[Mode, ...]:
-    """The threads over a tile of codes."""
+def _along(cfg: GpuConfig, per: int) -> tuple[Mode, ...]:
+    """The threads over a tile of words of codes."""
     return tuple(m._replace(step=m.step // per) if m.axis == 1 else m for m in cfg.spread(0, 1, 1, 1))
 
 

@@ -273,6 +273,7 @@ VECTOR = [
     ("v_sad_u32 {d}, {a}, {b}, {c}", lambda a, b, c: abs(a - b) + c, False),
     ("v_bitop3_b32 {d}, {a}, {b}, {c} bitop3:0x6c", bitop3(0x6C), False),
     ("v_bitop3_b32 {d}, {a}, {b}, {c} bitop3:0xe8", bitop3(0xE8), False),
+    ("v_bitop3_b16 {d}, {a}, {b}, {c} bitop3:0xec", lambda a, b, c: bitop3(0xEC)(a, b, c) & 0xFFFF, False),
     ("v_add_u32 {d}, {a}, {b} clamp", lambda a, b: min(a + b, M32), False),
     ("v_sub_u32 {d}, {a}, {b} clamp", lambda a, b: max(a - b, 0), False),
     # f32
