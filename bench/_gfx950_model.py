@@ -23,7 +23,7 @@ from templates.gemm.gfx950_output import slot_bytes
 from templates.gemm.order import tile_of
 from templates.gemm.problem import GemmProblem
 
-DEPTHS = (8, 16)  # K tiles of the two recordings
+DEPTHS = (12, 24)  # K tiles of the two recordings: more than the deepest ring holds
 LINE = 128
 TRITON = (  # (BM, BN, BK, warps, stages): what Inductor's and published Triton lists for this family hold
     (16, 32, 256, 4, 2), (16, 64, 128, 4, 2), (16, 128, 128, 4, 2), (16, 64, 256, 4, 2), (32, 32, 128, 4, 2),

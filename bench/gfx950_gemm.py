@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from pathlib import Path
 
 from flykernels.sim.timing import Machine950
 from flykernels.targets import gfx950
@@ -20,6 +20,7 @@ from templates.gemm.problem import GemmProblem
 from templates.gemm.space import candidates
 from templates.gemm.workers import Workers
 
+from ._gfx950_candidates import all_work, outcomes
 from ._gfx950_model import DEPTHS, TRITON, estimate, ours, triton
 from .common import Report, geomean, parser
 
@@ -148,56 +149,44 @@ def precompile(report: Report) -> None:
     report.bar("precompiling with all cores, times faster, measured on CPU", seconds[1] / min(seconds.values()))
 
 
-def every_candidate(report: Report, sample: int) -> None:
-    """Each candidate of each suite shape: compiled, and run on the simulator on a few workgroups, edges included."""
-    from tests.gemm.gfx950_case import run
-
-    seconds, wrong, spilled, count, refused = [], [], [], 0, []
-    for name, p in suite():
-        kept = candidates(p, gfx950).kept
-        if not kept:
+def every_candidate(report: Report, sample: int, file: Path | None, jobs: int) -> None:
+    """Each candidate of each suite shape: right on the simulator, nothing spilled, soon compiled."""
+    work, shapes, refused = [], 0, []
+    for name, p, configs in all_work(suite()):
+        shapes += 1
+        if not configs:
             refused.append(name)
-        chosen = random.Random(name).sample(kept, max(1, len(kept) // sample)) if sample > 1 and kept else kept
-        for candidate in chosen:
-            cfg, count = candidate.config, count + 1
-            start = time.process_time()
-            code = build(p, cfg, gfx950)
-            seconds.append(time.process_time() - start)
-            if code.spills or code.scratch_bytes or code.registers > 512 // -(-cfg.workgroup_size // 256):
-                spilled.append(f"{name}: {cfg}")
-            try:
-                run_cut(run, p, cfg, code)
-            except Exception as e:  # a finding, a wrong value, a fault: all count
-                wrong.append(f"{name}: {cfg}: {type(e).__name__} {str(e)[:200]}")
-    for text in (*wrong, *spilled, *refused):
-        report.note(text)
-    report.row(candidates_compiled_and_run=count, shapes=len(list(suite())), one_in=sample)
+        chosen = random.Random(name).sample(configs, max(1, len(configs) // sample)) if sample > 1 else configs
+        work += [(name, p, config) for config in chosen]
+    found = outcomes(work, file, jobs)
+    wrong, spilled = [o for o in found if o.wrong], [o for o in found if o.spilled]
+    for o in wrong:
+        report.note(f"{o.shape}: {o.config}: {o.wrong}")
+    for o in spilled:
+        report.note(f"{o.shape}: {o.config}: {o.spills} spills, {o.scratch_bytes} bytes, {o.registers} registers")
+    for name in refused:
+        report.note(f"{name}: no candidate")
+    slowest = max(found, key=lambda o: o.seconds)
+    report.row(
+        candidates_compiled_and_run=len(found), shapes=shapes, one_in=sample,
+        most_registers=max(o.registers for o in found), slowest_compile_cpu_seconds=slowest.seconds,
+        slowest=f"{slowest.shape}: {slowest.config}",
+    )  # fmt: skip
     report.bar("candidates that are wrong or have a finding, simulated", len(wrong), at_most=0)
     report.bar("candidates with spills or scratch", len(spilled), at_most=0)
     report.bar("shapes without a candidate", len(refused), at_most=0)
-    report.bar("compiling a candidate, median CPU seconds, measured on CPU", statistics.median(seconds), at_most=1.5)
-
-
-def run_cut(run, p: GemmProblem, cfg: Gfx950Config, code) -> None:
-    """The candidate's own kernel where K is small, else one for a K of a few tiles: the first and last workgroup."""
-    deepest = cfg.split_k * cfg.tile_k * (2 * cfg.stages + 1)
-    if p.k > 2 * deepest:
-        p, code = replace(p, k=deepest + p.k % (cfg.tile_k * cfg.split_k)), None
-    n = min(p.n, 2 * cfg.tile_n + p.n % cfg.tile_n)
-    m = min(p.m_hint, 2 * cfg.tile_m + p.m_hint % cfg.tile_m)
-    if n != p.n:
-        p, code = replace(p, n=n), None
-    step = p.align_a // 2
-    pads = [-(p.k if along else size) % step for along, size in ((p.a == "row", m), (p.b == "col", n))]
-    count = -(-m // cfg.tile_m) * -(-n // cfg.tile_n) * cfg.split_k
-    groups = None if cfg.split_k > 1 or count <= 2 else [(0, 0, 0), (count - 1, 0, 0)]
-    run(p, cfg, m, pads=(*pads, -n % (p.align_c // 2)), workgroups=groups, code=code)
+    median = statistics.median(o.seconds for o in found)
+    report.bar("compiling a candidate, median CPU seconds, measured on CPU", median, at_most=1.5)
 
 
 def main(argv: list[str]) -> int:
     options = parser("gfx950-gemm", "the gfx950 GEMM on the simulator: candidates, main loop, predicted times")
     options.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {','.join(PARTS)}")
     options.add_argument("--sample", type=int, default=1, metavar="N", help="one in N candidates of a shape")
+    options.add_argument(
+        "--save", type=Path, metavar="FILE", help="candidates: save here as it goes, and go on from it"
+    )
+    options.add_argument("--jobs", type=int, default=1, metavar="N", help="candidates: processes")
     chosen = options.parse_args(argv)
     parts = chosen.only.split(",")
     if unknown := set(parts) - set(PARTS):
@@ -211,5 +200,5 @@ def main(argv: list[str]) -> int:
     if "precompile" in parts:
         precompile(report)
     if "candidates" in parts:
-        every_candidate(report, chosen.sample)
+        every_candidate(report, chosen.sample, chosen.save, chosen.jobs)
     return report.close(chosen.json)

@@ -111,6 +111,21 @@ class Kernel:
         """Index of the wave (warp) in the workgroup; uniform, so it lives in a scalar register."""
         return self.once("subgroup", lambda: self.target.subgroup(self))
 
+    def afresh(self):
+        """From here on what depends on the thread's index is computed anew, and does not live through what came before.
+
+        An epilogue addresses memory by the same digits of the index as the prologue; without this LLVM keeps them in
+        registers all through a main loop that needs each. In the body of a `loop` or `when`, only if the kernel ends
+        with it. Nothing changes on a CPU."""
+        if "thread" not in self._known or not isinstance(self._known["thread"], Value):
+            return
+        kept = {"subgroup", "direct to LDS"}  # in a scalar register; none at all
+        known_bits = (1 << (self.workgroup_size - 1).bit_length()) - 1
+        thread = self.target.opaque(self._known["thread"]) & known_bits
+        self._known = {key: v for key, v in self._known.items() if key in kept} | {"thread": thread}
+        self._at_top[id(thread.ssa)] = thread
+        self.open_top()
+
     # -- control
     def loop(self, lo, hi, step=1, carry=()):
         """Decorator: run the body for lo, lo+step, ... < hi. `carry`: a Value, Fragment, or nest of tuples of them."""
@@ -139,6 +154,13 @@ class Kernel:
             return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
 
         return run
+
+    def in_place(self, carry):
+        """Decorator: run the body once, on `carry`, such that each carried Value comes out in the register it was in.
+
+        It is a loop of one turn of which LLVM does not know that: straight-line code it lets wander through registers."""
+        once = self.target.opaque(constant(1, i32), uniform=True)
+        return lambda body: self.loop(0, once, carry=carry)(lambda _, now: body(now))
 
     def repeat(self, carry, going):
         """Decorator: run the body while going(carried) holds, which is asked first.

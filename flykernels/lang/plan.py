@@ -36,10 +36,13 @@ class Plan:
         needed = [issued.index(f) for f in self.need(i) if f in issued]
         return sum(ring.loads for ring, _ in issued[max(needed) + 1 :]) if needed else None
 
-    def steady(self, period, end) -> bool:
-        """Whether steps 0 .. period-1 stand for all steps before `end`: same waits, same fetches."""
-        same = lambda i: (self.in_flight(i), [ring for ring, _ in self.fetch(i)])
-        return all(same(i) == same(i % period) for i in range(end))
+    def steady(self, period, end, early=0) -> bool:
+        """Whether steps 0 .. period-1 stand for all steps before `end`: same waits, same fetches. early: how many steps
+        before a step its wait stands; then waits are the same that much longer."""
+        asked = lambda i: [ring for ring, _ in self.fetch(i)]
+        return all(asked(i) == asked(i % period) for i in range(end)) and all(
+            self.in_flight(i) == self.in_flight(i % period) for i in range(end + early)
+        )
 
 
 LOOK_BACK = 64  # steps; what is needed was asked for more recently

@@ -39,7 +39,7 @@ def _atom(name: str, rows: int, k: int, d: ThreadValues, cycles: int) -> MatrixA
 class Gfx950(Gpu):
     """The target object: limits, matrix atoms, the instructions the language needs, and `compile`."""
 
-    name, lanes, register = "gfx950", 64, "v"
+    name, lanes, register, uniform_register = "gfx950", 64, "v", "s"
     # LLVM would count on wide accesses at any address, which the driver may allow or not; so it is told not to.
     module_target = '#rocdl.target<O=3, chip="gfx950", features="-unaligned-access-mode">'
     limits = GpuLimits(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..dtypes import i32
 from ..lang.errors import TraceError, located
-from ..lang.values import Value, mlir_type, vector_of
+from ..lang.values import Value, mlir_type
 from ..mlir import PassManager, gpu, intrinsic, ir, llvm
 from ..versions import mlir_version
 
@@ -95,8 +95,9 @@ class Gpu:
     limits: GpuLimits
     lanes: int
     module_target: str  # MLIR's target attribute
-    register: str  # what inline assembly calls a 32-bit vector register
     device_space, shared_space = 1, 3  # LLVM's address spaces
+    register: str  # LLVM's letters for a register of 32 bits: one that each lane has its own value in,
+    uniform_register: str  # and one that a wave has
 
     def pointer_type(self, space=None):
         return ir.Type.parse(f"!llvm.ptr<{self.device_space if space is None else space}>")
@@ -160,19 +161,13 @@ class Gpu:
         """The value, which is the same in all lanes of a wave, where the target keeps such values."""
         raise NotImplementedError
 
+    def opaque(self, v: Value, uniform=False) -> Value:
+        """An i32 as it is, but LLVM does not know what it is. uniform: the same in all lanes of a wave."""
+        letter = self.uniform_register if uniform else self.register
+        return Value(llvm.inline_asm(mlir_type(i32), [v.ssa], "", f"={letter},0"), i32)
+
     def read(self, name) -> Value:
         return Value(intrinsic(name, mlir_type(i32)), i32)
-
-    def anew(self, v: Value) -> Value:
-        """The same 32-bit integers, which the compiler takes for others: what is computed from them is not merged with
-        what was computed before, so less has to stay in registers. No instruction comes of it."""
-        each = []
-        for i in range(v.width or 1):
-            one = v[i]
-            text, constraints = ir.StringAttr.get(""), ir.StringAttr.get(f"={self.register},0")
-            got = llvm.inline_asm(one.ssa.type, [one.ssa], text, constraints)
-            each.append(Value(got, v.dtype))
-        return each[0] if v.width is None else vector_of(each)
 
     # -- to assembly
     def lower(self, k) -> None:

@@ -23,7 +23,7 @@ class AssemblerMissing(RuntimeError):
 class Sm90a(Gpu):
     """The target object: limits, matrix atoms, the instructions the language needs, and `compile`."""
 
-    name, lanes, register = "sm90a", 32, "r"
+    name, lanes, register, uniform_register = "sm90a", 32, "r", "r"
     module_target = '#nvvm.target<O=3, chip="sm_90a", features="+ptx84">'
     limits = GpuLimits(
         lanes=32,

@@ -84,6 +84,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Gfx950Config):
         sums = {(0, 0): main_loop(k, mma, rings["A"], rings["B"])}
 
     # epilogue
+    k.afresh()  # registers are for the main loop
     shelves = [(r.lds.pointer, r.lds_bytes) for r in rings.values()]
     if cfg.k_waves > 1:
         shelves = [(k.shared(f32, Layout((cfg.tile_bytes(p) // f32.bytes,), (1,))).pointer, cfg.tile_bytes(p))]

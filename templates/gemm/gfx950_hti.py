@@ -20,32 +20,34 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.plan import Plan
 
-from .gfx950_config import Gfx950Config
+from .gfx950_config import Gfx950Config, along_k
 from .gfx950_operands import operand_ring
 from .problem import GemmProblem
 
 
 class Phase(NamedTuple):
-    """reads: halves that go from LDS to registers. fetches: (half, tiles ahead) from memory into LDS that was read a
-    phase ago or earlier. quadrants: (row half, column half) of C that are multiplied."""
+    """reads: (half, tiles ahead) that go from LDS to registers. fetches: (half, tiles ahead) from memory into LDS that
+    was read a phase ago or earlier. quadrants: (row half, column half) of C that are multiplied."""
 
-    reads: tuple[str, ...]
+    reads: tuple[tuple[str, int], ...]
     fetches: tuple[tuple[str, int], ...]
     quadrants: tuple[tuple[int, int], ...]
 
 
-# Two barriers a phase. "eight" interleaves finest; "four" has the fewest barriers that two stages allow: with f phases
-# a tile and h phases to hide a load, 2 f >= 2 + h.
+# Two barriers a phase. "four" has the fewest barriers that two stages allow: with f phases a tile and h phases to hide
+# a load, 2 f >= 2 + h. "eight" interleaves finer. Published ports read A0 and B0 in one phase and nothing in the last;
+# those reads take longer than a burst of multiplying. Here the last phase reads the next tile's B0, into registers that
+# B1 has left, so that every phase's reads are shorter than a burst.
 SCHEDULES = {
     "eight": (
-        Phase(("A0", "B0"), (("A1", 1),), ((0, 0),)),
-        Phase(("B1",), (("A0", 2),), ((0, 1),)),
-        Phase(("A1",), (("B0", 2),), ((1, 1),)),
-        Phase((), (("B1", 2),), ((1, 0),)),
+        Phase((("A0", 0),), (("B0", 2),), ((0, 0),)),
+        Phase((("B1", 0),), (("A0", 2),), ((0, 1),)),
+        Phase((("A1", 0),), (("B1", 2),), ((1, 1),)),
+        Phase((("B0", 1),), (("A1", 2),), ((1, 0),)),
     ),
     "four": (
-        Phase(("B0", "B1", "A0"), (("A1", 1),), ((0, 0), (0, 1))),
-        Phase(("A1",), (("B0", 2), ("B1", 2), ("A0", 2)), ((1, 0), (1, 1))),
+        Phase((("B0", 0), ("B1", 0), ("A0", 0)), (("A1", 1),), ((0, 0), (0, 1))),
+        Phase((("A1", 0),), (("B0", 2), ("B1", 2), ("A0", 2)), ((1, 0), (1, 1))),
     ),
 }
 QUADRANTS = ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -64,10 +66,14 @@ def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma
     operand = {"A": mma.a, "B": mma.b}
     tiles, ragged, count = ring["A0"].tiles, ring["A0"].ragged, len(phases)
     furthest = max(ahead for phase in phases for _, ahead in phase.fetches)
+    early = [half for phase in phases for half, ahead in phase.reads if ahead]  # read in the tile before
     plan = Plan(
         start=-furthest * count,
         fetch=lambda g: [(ring[half], g // count + ahead) for half, ahead in phases[g % count].fetches],
-        need=lambda g: [(ring[half], g // count) for half in phases[g % count].reads],
+        need=lambda g: (
+            [(ring[half], g // count + ahead) for half, ahead in phases[g % count].reads]
+            + [(ring[half], 0) for half in early if g == 0]
+        ),
     )
     late = cfg.waves[0] * cfg.waves[1] // 2  # waves from here on run a barrier behind
 
@@ -76,23 +82,29 @@ def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma
         cut = ragged and g // count + furthest >= tiles - 1
         k.wait_loads(0 if cut and plan.in_flight(g) is not None else plan.in_flight(g))
 
-    def tile(number, t, acc):
-        """K tile t, which is `number` in the plan or one like it."""
-        held: dict = {}
+    def read(half, t):
+        r = ring[half]
+        return [r.read(operand[half[0]], t, s) for s in range(r.steps(t, mma.depth))]
+
+    def tile(number, t, acc, held):
+        """K tile t, which is `number` in the plan or one like it; held: the halves that were read early."""
         for g, phase in enumerate(phases, count * number):
-            for half in phase.reads:
-                r = ring[half]
-                held[half] = [r.read(operand[half[0]], t, s) for s in range(r.steps(t, mma.depth))]
+            for half, ahead in phase.reads:
+                if number + ahead < tiles:
+                    held = held | {half: read(half, t + ahead)}
             plan.issue(g, lambda n: t + (n - number))
             wait(g + 1)  # for the next phase already: the other group reads a barrier earlier
             k.phase_end()
             acc = acc | multiplied(k, mma, held, {q: acc[q] for q in phase.quadrants})
             k.phase_end()
-        return acc
+        return acc, {half: held[half] for half in early}
 
     plan.prologue()
     wait(0)
     k.barrier()
+    held = {half: read(half, 0) for half in early}
+    if early:
+        k.phase_end()  # before anyone asks for what comes in its place
 
     @k.when(k.subgroup >= late)
     def _():
@@ -100,21 +112,30 @@ def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma
 
     stages = cfg.stages
     whole = max(0, tiles - furthest - ragged) // stages * stages  # tiles whose fetches are whole, in rounds of stages
-    assert plan.steady(count * stages, count * whole + 1)
+    assert plan.steady(count * stages, count * whole, early=1)
     acc = {q: mma.zeros() for q in QUADRANTS}
     if whole:
-        carried = k.loop(0, whole, stages, carry=tuple(acc.values()))
+        carried = k.loop(0, whole, stages, carry=(tuple(acc.values()), tuple(tuple(x) for x in held.values())))
 
         @carried
-        def sums(t, now):
-            now = dict(zip(QUADRANTS, now))
+        def result(t, carried):
+            now, held = dict(zip(QUADRANTS, carried[0])), dict(zip(early, carried[1]))
             for number in range(stages):
-                now = tile(number, t + number, now)
-            return tuple(now[q] for q in QUADRANTS)
+                now, held = tile(number, t + number, now, held)
+            return tuple(now.values()), tuple(tuple(x) for x in held.values())
 
-        acc = dict(zip(QUADRANTS, sums))
-    for t in range(whole, tiles):
-        acc = tile(t, t, acc)
+        acc, held = dict(zip(QUADRANTS, result[0])), dict(zip(early, result[1]))
+
+    def rest(now):
+        now, last = dict(zip(QUADRANTS, now)), held
+        for t in range(whole, tiles):
+            now, last = tile(t, t, now, last)
+        return tuple(now.values())
+
+    # Straight after a loop LLVM moves sums from register to register until they no longer fit; but where operands are
+    # read transposed, it is within a loop that their many addresses do not.
+    plain = along_k(p, "a") and along_k(p, "b")
+    acc = dict(zip(QUADRANTS, (k.in_place(tuple(acc.values()))(rest) if plain else rest(acc.values()))))
 
     @k.when(k.subgroup < late)
     def _():
@@ -129,10 +150,11 @@ def multiplied(k: Kernel, mma: TiledMma, held: dict[str, list[Fragment]], acc: d
     @k.urgent
     def product():
         out = dict(acc)
-        for (m, n), sums in acc.items():
-            for x, y in zip(held[f"A{m}"], held[f"B{n}"]):
-                sums = mma(x, y, sums)
-            out[m, n] = sums
+        for step in range(len(next(iter(held.values())))):
+            if step:
+                k.target.pin()  # one step's sums are done before the next one's begin: no register holds a copy
+            for m, n in acc:
+                out[m, n] = mma(held[f"A{m}"][step], held[f"B{n}"][step], out[m, n])
         return out
 
     return product

@@ -54,12 +54,15 @@ def store(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, sums: Map
     if cfg.k_waves > 1:
         held = by_rows(cfg.part, cfg.workgroup_size, 4)
         sums = {part: added(k, cfg, mma, acc, held, shelves[i][0]) for i, (part, acc) in enumerate(sums.items())}
-    out = {part: finished(part, held, acc) for part, acc in sums.items()}
     taken = turned(p, cfg)
-    if taken is None or any(size < cfg.part[0] * cfg.part[1] * p.output_type.bytes for _, size in shelves[: len(out)]):
-        for part, values in out.items():
+    if taken is None or any(size < cfg.part[0] * cfg.part[1] * p.output_type.bytes for _, size in shelves[: len(sums)]):
+        for part, acc in sums.items():  # each element's "inside C" is a mask in two scalar registers: few at a time,
+            values = finished(part, held, acc)
+            k.afresh()  # and none kept from loading to storing
             k.fragment(place(held, part)).store(tiles["c"], values)
+            k.target.pin()
         return
+    out = {part: finished(part, held, acc) for part, acc in sums.items()}
     swizzle = shelf_swizzle(held, taken)
     layout = Layout.compact(*cfg.part)
     shelf = [View(pointer, p.output_type, layout.shape, layout.stride, swizzle) for pointer, _ in shelves]

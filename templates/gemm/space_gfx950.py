@@ -119,8 +119,7 @@ def registers(p: GemmProblem, cfg: Gfx950Config) -> int:
     if cfg.interleaved:
         steps = cfg.tile_k // atom.a.tile[1]
         operands = steps * (rows * per_lane(atom.a) + 2 * columns * per_lane(atom.b))
-        plain = along_k(p, "a") and along_k(p, "b")
-        if plain == (cfg.schedule == "eight"):  # "four" with transposing reads; "eight" without: LLVM reads A ahead
+        if cfg.schedule == "four" and not (along_k(p, "a") and along_k(p, "b")):
             operands += 2 * ACROSS_REGISTERS
     else:
         operands = steps * (rows * per_lane(atom.a) + columns * per_lane(atom.b))
@@ -232,7 +231,7 @@ def _phases(p: GemmProblem, cfg: Gfx950Config, multiply: float, limits: GpuLimit
     waves = cfg.workgroup_size // limits.lanes // 2
     cycles = 0.0
     for phase in phases:
-        read = sum(half[name[0]] for name in phase.reads) * waves * cfg.tile_k * p.input_type.bytes
+        read = sum(half[name[0]] for name, _ in phase.reads) * waves * cfg.tile_k * p.input_type.bytes
         multiplied = multiply * idle * len(phase.quadrants) / 8
         cycles += 2 * max(multiplied + PHASE_CYCLES, read / limits.shared_read + MOVE_CYCLES)
     return cycles

@@ -107,7 +107,7 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
         along_rows(k, p, cfg, values, given, at)
     if p.columns:
         if p.rows:  # held as they came; their f32 values are made a second time
-            again = lambda v: k.target.anew(vector_of(words_of(v))).bitcast(v.dtype, EACH)
+            again = lambda v: vector_of([k.target.opaque(w) for w in words_of(v)]).bitcast(v.dtype, EACH)
             values = values.map(again)
         along_columns(k, p, cfg, values, given, at)
 

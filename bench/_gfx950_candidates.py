@@ -1,0 +1,130 @@
+"""Every candidate of every suite shape: compiled, and run on the simulator on a few workgroups, edges included.
+
+It takes a core some 20 minutes. What is done is saved at once, one JSON line a candidate, and a run that is started
+again with the same file goes on from there unless the kernels' sources have changed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from flykernels.targets import gfx950
+from templates.digest import digest
+from templates.gemm.build import build
+from templates.gemm.gfx950_config import Gfx950Config
+from templates.gemm.problem import GemmProblem
+from templates.gemm.space import candidates
+
+LINE_EVERY = 25  # candidates, where there is no terminal to draw a bar on
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One candidate of one shape. seconds: of CPU to compile it; wrong: a finding, a fault or a wrong value, or ""."""
+
+    shape: str
+    config: str
+    seconds: float
+    registers: int
+    spills: int
+    scratch_bytes: int
+    too_many_registers: bool
+    wrong: str
+
+    @property
+    def spilled(self) -> bool:
+        return bool(self.spills or self.scratch_bytes or self.too_many_registers)
+
+
+def outcomes(work: Sequence[tuple[str, GemmProblem, Gfx950Config]], file: Path | None, jobs: int) -> list[Outcome]:
+    """What becomes of each (shape's name, problem, configuration); file: where to save and to go on from."""
+    sources = digest("gemm")
+    known = {(o.shape, o.config): o for o in saved(file, sources)}
+    left = [w for w in work if (w[0], str(w[2])) not in known]
+    with Progress(console=Console(stderr=True), disable=False, transient=True) as progress:
+        task = progress.add_task("candidates", total=len(work), completed=len(work) - len(left))
+        bad = 0
+        for n, outcome in enumerate(_tried(left, jobs), len(work) - len(left) + 1):
+            known[outcome.shape, outcome.config] = outcome
+            bad += bool(outcome.wrong or outcome.spilled)
+            if file is not None:
+                with file.open("a") as f:
+                    f.write(json.dumps({"sources": sources, **asdict(outcome)}) + "\n")
+            progress.update(task, completed=n, description=f"candidates, {bad} bad")
+            if not progress.console.is_terminal and n % LINE_EVERY == 0:
+                progress.console.print(f"{n} of {len(work)} candidates, {bad} bad")
+    return [known[name, str(config)] for name, _, config in work]
+
+
+def saved(file: Path | None, sources: str) -> Iterator[Outcome]:
+    """What a run from the same sources has saved."""
+    if file is None or not file.exists():
+        return
+    for line in file.read_text().splitlines():
+        try:
+            found = json.loads(line)
+            if found.pop("sources") == sources:
+                yield Outcome(**found)
+        except (ValueError, KeyError, TypeError):
+            continue  # half a line of a run that was stopped
+
+
+def _tried(work: Sequence[tuple], jobs: int) -> Iterator[Outcome]:
+    if jobs == 1:
+        yield from (tried(*w) for w in work)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(tried, *w) for w in work]):
+            yield done.result()
+
+
+def tried(name: str, p: GemmProblem, cfg: Gfx950Config) -> Outcome:
+    """Compiles a candidate and runs it."""
+    start = time.process_time()  # this process's own: other load on the machine does not count
+    code = build(p, cfg, gfx950)
+    seconds, wrong = time.process_time() - start, ""
+    try:
+        run_cut(p, cfg, code)
+    except Exception as e:  # a finding, a wrong value, a fault: all count
+        wrong = f"{type(e).__name__} {str(e)[:200]}"
+    waves = -(-cfg.workgroup_size // (gfx950.limits.lanes * gfx950.limits.simds))  # on a SIMD
+    return Outcome(
+        name, str(cfg), round(seconds, 3), code.registers, code.spills, code.scratch_bytes,
+        code.registers > gfx950.limits.registers // waves, wrong,
+    )  # fmt: skip
+
+
+def run_cut(p: GemmProblem, cfg: Gfx950Config, code) -> None:
+    """The candidate's own kernel where K is small, else one for a K of a few tiles: the first and last workgroup."""
+    from tests.gemm.gfx950_case import run
+
+    deepest = cfg.split_k * cfg.tile_k * (2 * cfg.stages + 1)
+    if p.k > 2 * deepest:
+        p, code = replace(p, k=deepest + p.k % (cfg.tile_k * cfg.split_k)), None
+    n = min(p.n, 2 * cfg.tile_n + p.n % cfg.tile_n)
+    m = min(p.m_hint, 2 * cfg.tile_m + p.m_hint % cfg.tile_m)
+    if n != p.n:
+        p, code = replace(p, n=n), None
+    step = p.align_a // 2
+    pads = [-(p.k if along else size) % step for along, size in ((p.a == "row", m), (p.b == "col", n))]
+    count = -(-m // cfg.tile_m) * -(-n // cfg.tile_n) * cfg.split_k
+    groups = None if cfg.split_k > 1 or count <= 2 else [(0, 0, 0), (count - 1, 0, 0)]
+    run(p, cfg, m, pads=(*pads, -n % (p.align_c // 2)), workgroups=groups, code=code)
+
+
+def all_work(shapes: Iterator[tuple[str, GemmProblem]]) -> Iterator[tuple[str, GemmProblem, list[Gfx950Config]]]:
+    """(name, problem, its candidates)"""
+    for name, p in shapes:
+        yield name, p, [c.config for c in candidates(p, gfx950).kept]
+
+
+__all__ = ["Outcome", "all_work", "outcomes", "run_cut", "saved", "tried"]
