@@ -36,6 +36,34 @@ def _atom(name: str, rows: int, k: int, d: ThreadValues, cycles: int) -> MatrixA
     return MatrixAtom(f"llvm.amdgcn.mfma.f32.{name}", _operand(rows, k, 8), _operand(rows, k, 8), d, cycles=cycles)
 
 
+SCALED_FORMATS = MappingProxyType({f8e4m3fn: 0, f8e5m2: 1, f4e2m1: 4})  # MFMA's codes (cbsz, blgp)
+NO_SCALE = 127  # E8M0 of 1
+
+
+def _scaled_operand(dtype: DType, rows: int, k: int) -> ThreadValues:
+    """Bytes of a scaled instruction's operand. FP4: a lane holds 32 consecutive numbers. FP8: two runs of 16, so that a
+    group of lanes holds 16 consecutive numbers of each half of K."""
+    groups = 64 // rows
+    if dtype == f4e2m1:
+        return _operand(rows, k // 2, 16)
+    return ThreadValues((rows, k), (Mode(rows, 0, 1), Mode(groups, 1, 16)), Mode(16, 1, 1), (Mode(2, 1, 16 * groups),))
+
+
+def _scaled(a: DType, b: DType, rows: int, k: int) -> MatrixAtom:
+    """The scale of block i of 32 numbers along K is held by group i of lanes. Cycles: rocm-libraries, origami's table;
+    FP8 on one side sets the pace."""
+    groups, slow = 64 // rows, 1 if a == b == f4e2m1 else 2
+    return MatrixAtom(
+        f"llvm.amdgcn.mfma.scale.f32.{rows}x{rows}x{k}.f8f6f4",
+        _scaled_operand(a, rows, k),
+        _scaled_operand(b, rows, k),
+        _D16 if rows == 16 else _D32,
+        scale=ThreadValues((rows, groups), (Mode(rows, 0, 1), Mode(groups, 1, 1)), Mode(1, 1, 1)),
+        cycles=rows * slow,
+        formats=(SCALED_FORMATS[a], SCALED_FORMATS[b]),
+    )
+
+
 class Gfx950(Gpu):
     """The target object: limits, matrix atoms, the instructions the language needs, and `compile`."""
 
@@ -87,15 +115,16 @@ class Gfx950(Gpu):
     mma_bf16 = atoms[bf16, "16x16x32"]
     mma_f16 = atoms[f16, "16x16x32"]
 
-    # Four-bit floats, two a byte: `a` and `b` are bytes here. 32 consecutive values a lane share the lane's scale.
-    mma_mxfp4 = MatrixAtom(
-        "llvm.amdgcn.mfma.scale.f32.16x16x128.f8f6f4",
-        _operand(16, 64, 16),
-        _operand(16, 64, 16),
-        _D16,
-        scale=ThreadValues((16, 4), (Mode(16, 0, 1), Mode(4, 1, 1)), Mode(1, 1, 1)),
-        cycles=16,
+    # Scaled matrix instructions by the types of A and B and shape: `a` and `b` are bytes here
+    scaled_atoms = MappingProxyType(
+        {
+            (a, b, f"{rows}x{rows}x{k}"): _scaled(a, b, rows, k)
+            for a in SCALED_FORMATS
+            for b in SCALED_FORMATS
+            for rows, k in ((16, 128), (32, 64))
+        }
     )
+    mma_mxfp4 = scaled_atoms[f4e2m1, f4e2m1, "16x16x128"]
 
     def function_attributes(self, k):
         return [
@@ -163,14 +192,18 @@ class Gfx950(Gpu):
         return Value(got, i32)
 
     # -- matrix
-    def mma(self, atom: MatrixAtom, a: list, b: list, d: list, scale_a=None, scale_b=None) -> list:
-        """One matrix instruction on the registers of a, b, d; what d becomes. A and B change places: see _D16."""
+    def mma(self, atom: MatrixAtom, a: list, b: list, d: list, scale_a=None, scale_b=None, place: int = 0) -> list:
+        """One matrix instruction on the registers of a, b, d; what d becomes. A and B change places: see _D16.
+
+        place: the byte of the scales' registers that is taken."""
         n = lambda x: constant(x, i32)
         width = sum(v.width for v in d)
         whole = d[0] if len(d) == 1 else join(d)
         if atom.scale:
-            fp4, packed = n(4), lambda v: v.bitcast(i32, 4)
-            operands = [packed(b[0]), packed(a[0]), whole, fp4, fp4, n(0), scale_b.to(i32)[0], n(0), scale_a.to(i32)[0]]
+            packed = lambda parts: join([v.bitcast(i32, v.width // 4) for v in parts])
+            one = lambda scale: n(NO_SCALE) if scale is None else scale.to(i32)[0]
+            kinds = [n(code) for code in atom.formats[::-1]]
+            operands = [packed(b), packed(a), whole, *kinds, n(place), one(scale_b), n(place), one(scale_a)]
         else:
             operands = [b[0], a[0], whole, n(0), n(0), n(0)]
         out = Value(intrinsic(atom.name, mlir_type(f32, width), *operands), f32, width)
@@ -178,6 +211,10 @@ class Gfx950(Gpu):
             return [out]
         each = d[0].width
         return [out.shuffle(range(i, i + each)) for i in range(0, width, each)]
+
+    def pick_bytes(self, high: Value, low: Value, selector: Value) -> Value:
+        """v_perm_b32: each byte of the result is the byte of high:low (8 bytes, low's first) that selector's names."""
+        return Value(intrinsic("llvm.amdgcn.perm", mlir_type(i32), high, low, selector), i32)
 
     def small_floats(self, x: Value, dtype: DType) -> Value | None:
         """f32 -> words of FP8 or FP4 codes, two numbers an instruction. See lang.microscaling.words.

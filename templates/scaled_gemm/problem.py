@@ -51,7 +51,8 @@ class ScaledGemmProblem:
     align_b: int = ALIGN
     align_c: int = ALIGN
 
-    packed_b = False  # what the x86 panels ask of a problem: B comes as it is
+    # What the dense kernels' parts ask of a problem: operands run along K, come as they are, nothing follows the bias
+    a, b, packed_b, batched, activation, residual = "row", "col", False, False, "none", False
 
     @property
     def a_type(self) -> DType:
