@@ -43,14 +43,15 @@ def encoded(x: Value, dtype: DType) -> Value:
     return select(code.equals(sign), constant(0, i32, code.width), code) if dtype == f8e4m3fnuz else code
 
 
-def words(x: Value, dtype: DType) -> Value:
-    """f32 vector -> its codes in i32 words, first element lowest (as many as fill whole words).
+def words(x: Value, factor: Value, dtype: DType) -> Value:
+    """A vector of floats times a power of two (f32) -> codes in i32 words, first element lowest; whole words of them.
 
-    NaN gives no code in particular. By the target's own instruction where it has one."""
+    NaN gives no code in particular. By the target's own instructions where it has better ones."""
     own = getattr(TARGET.get(None), "small_floats", None)
-    found = own(x, dtype) if own else None
+    found = own(x, factor, dtype) if own else None
     if found is not None:
         return found
+    x = x.to(f32) * factor
     code, each = encoded(x, dtype), 32 // dtype.bits
     parts = [code.shuffle(list(range(i, x.width, each))) << (dtype.bits * i) for i in range(each)]
     while len(parts) > 1:

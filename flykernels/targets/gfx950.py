@@ -216,14 +216,15 @@ class Gfx950(Gpu):
         """v_perm_b32: each byte of the result is the byte of high:low (8 bytes, low's first) that selector's names."""
         return Value(intrinsic("llvm.amdgcn.perm", mlir_type(i32), high, low, selector), i32)
 
-    def small_floats(self, x: Value, dtype: DType) -> Value | None:
-        """f32 -> words of FP8 or FP4 codes, two numbers an instruction. See lang.microscaling.words.
+    def small_floats(self, x: Value, factor: Value, dtype: DType) -> Value | None:
+        """x times a power of two -> words of FP8 or FP4 codes, two an instruction. See lang.microscaling.words.
 
         What FP8 cannot hold becomes the largest number by a clamp: what the conversion itself does with it depends on
         the wave's mode register (FP16_OVFL)."""
         kind = {f8e4m3fn: "fp8", f8e5m2: "bf8", f4e2m1: "fp4"}.get(dtype)
         if kind is None:
             return None
+        x = x.to(f32) * factor
         if dtype != f4e2m1:
             x = minimum(maximum(x, -dtype.largest), dtype.largest)
         one, half = constant(1.0, f32), mlir_type(i16, 2)

@@ -8,11 +8,12 @@ import subprocess
 import tempfile
 
 from ..codeobject import CodeObject
-from ..dtypes import DType, f8e4m3fn, f8e5m2, f32, i16, i32
+from ..dtypes import DType, bf16, f4e2m1, f8e4m3fn, f8e5m2, f32, i16, i32
 from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type, vector_of
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
+from . import sm90a_fp4
 from .gpu import Clock, Gpu, GpuLimits
 
 
@@ -93,11 +94,15 @@ class Sm90a(Gpu):
         )
         return v, Value(other, i32).bitcast(v.dtype)
 
-    def small_floats(self, x: Value, dtype: DType) -> Value | None:
-        """f32 -> words of FP8 codes, two numbers an instruction (it saturates). See lang.microscaling.words."""
+    def small_floats(self, x: Value, factor: Value, dtype: DType) -> Value | None:
+        """x times a power of two -> words of FP8 codes, two an instruction (it saturates); bf16 to FP4 by arithmetic on
+        pairs of 16 bits. See lang.microscaling.words."""
+        if dtype == f4e2m1 and x.dtype == bf16 and x.width % 8 == 0:
+            return sm90a_fp4.from_bf16(x, factor)
         kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
         if kind is None:
             return None
+        x = x.to(f32) * factor
         pair = lambda i: Value(intrinsic(f"llvm.nvvm.ff.to.{kind}.rn", mlir_type(i16), x[i + 1], x[i]), i16)
         pairs = vector_of([pair(i) for i in range(0, x.width, 2)])
         return pairs.bitcast(i32, x.width // 4)

@@ -18,6 +18,7 @@ from flykernels.lang.microscaling import scale_of, words
 from flykernels.lang.values import Value, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK
+from templates.gemm.order import grouped
 
 from .arguments import declared
 from .problem import QuantizeProblem
@@ -35,13 +36,15 @@ class GpuConfig:
     groups   into which a wave's lanes are divided along rows: 4 with columns, else 1 (longest runs of memory)
     held     rows of a thread; 8 with columns
     lanes    of a wave, the target's
-    beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers"""
+    beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
+    group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X"""
 
     waves: tuple[int, int]
     groups: int
     lanes: int
     held: int = BLOCK // SHARE
     beside: int = 1
+    group: int = 1
 
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
@@ -74,7 +77,17 @@ class GpuConfig:
 
 
 def default(p: QuantizeProblem, target) -> GpuConfig:
-    """With columns tiles of 128 rows, a cache line of the transposed result; else runs along rows."""
+    """With columns tiles of 128 or 256 rows, whole cache lines of the transposed result; else long runs along rows.
+
+    sm_90a: the fastest of those that `python -m bench quantize --device cuda --sweep` measures, bf16 to FP8."""
+    if target.name == "sm90a":
+        if not p.columns:
+            return GpuConfig((1, 8), 1, target.lanes, 4, 5)
+        return (
+            GpuConfig((8, 1), SHARE, target.lanes, beside=3)
+            if p.rows
+            else GpuConfig((4, 2), SHARE, target.lanes, beside=4)
+        )
     if p.columns:
         return GpuConfig((SHARE, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
     return GpuConfig((SHARE, 1), 1, target.lanes)
@@ -91,8 +104,8 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
         raise ValueError(f"{cfg}: a wave holds whole blocks of {BLOCK} rows with columns")
     k.grid = ((Extent(p.n, columns), Extent("m", rows)),)
     tiles = -(-p.n // columns)
-    number = k.workgroup_id()
-    at = (k.target.uniform(number // tiles), k.target.uniform(number % tiles)) if tiles > 1 else (number, 0)
+    down = ((m + (rows - 1)) // rows).to(i32)
+    at = tuple(k.target.uniform(x) for x in grouped(k.workgroup_id(), down, tiles, cfg.group))
 
     # layouts
     x = replace(
@@ -120,7 +133,7 @@ def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, 
     for v in values.values():
         size = shared(k, wide(magnitude(v).fold(maximum), v.dtype), 1)
         byte, factor, mask = scale_of(size, p.output_type, p.round_up)
-        codes.append(words(v.to(f32) * factor, p.output_type) & mask)
+        codes.append(words(v, factor, p.output_type) & mask)
         scales.append(byte.to(u8))
     matrix = lambda name, kind, width: replace(
         given[name], dtype=kind, shape=(m, width), stride=(width, 1), multiple=(1, width)
@@ -145,8 +158,8 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
     scales: list[Value] = []
     for c in range(EACH):
         byte, factor, mask = scale_of(wide(size[c], p.input_type), p.output_type, p.round_up)
-        column = vector_of([v[c] for v in rows_]).to(f32)
-        codes.append(words(column * factor, p.output_type) & mask)
+        column = vector_of([v[c] for v in rows_])
+        codes.append(words(column, factor, p.output_type) & mask)
         scales.append(byte.to(u8))
 
     # into LDS as registers hold it

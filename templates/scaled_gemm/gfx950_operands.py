@@ -69,6 +69,14 @@ class SlotScales(Ring):
         self.groups = mma.atom.scale.tile[1]  # of lanes, each with the scale of another block of a step
         self.end = self._span(source.shape[1])
 
+    def prefetch(self, t):
+        """As any ring's, but where a lane's bytes lie is computed anew each time, seldom as that is: the main loop needs
+        the registers."""
+        me = self.k.target.opaque(self.k.thread, here=True)
+        places = (self.chunk_at(me, i) for i in range(len(self.lane_bytes)))
+        self.lane_bytes = [sum((c * s for c, s in zip(at, self.stride)), 0) for at in places]
+        super().prefetch(t)
+
     def _buffer(self, t):
         """The last slot may reach past the end of its rows, and reads what is never used; but nothing past the end of
         the last row."""
