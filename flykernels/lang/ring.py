@@ -29,18 +29,23 @@ class _Stages:
     tile    extents of a stage, axes as the source's
     stages  K tiles held at once
     chunk   bytes that a thread moves at a time
-    along   the axis that is K"""
+    along   the axis that is K
+    last    (i32 Value, int): elements of K in the last tile where only the run knows (0: none, up to all), and what
+            they are a multiple of; default: as many as the source's size leaves"""
 
     word: int  # bytes that the hardware's range check takes together
 
-    def __init__(self, k: Kernel, source: View, tile: tuple, stages: int, swizzle: Swizzle, chunk: int, along: int):
+    def __init__(
+        self, k: Kernel, source: View, tile: tuple, stages: int, swizzle: Swizzle, chunk: int, along: int, last=None
+    ):  # fmt: skip
         self.k, self.source, self.extent, self.stages, self.along = k, source, tile, stages, along
         self.dtype: DType = source.dtype
         length = source.shape[along]
         if not isinstance(length, int):
             raise TraceError(f"K of {source} is only known at run time", "make K a constant of the kernel")
         self.depth, self.tiles = tile[along], ceil(length / tile[along])
-        self.last = length - (self.tiles - 1) * self.depth  # elements of K in the last tile
+        whole = length - (self.tiles - 1) * self.depth
+        self.last, self.last_multiple = last or (whole, whole)  # elements of K in the last tile
         self.swizzle, self.chunk = swizzle, chunk // self.dtype.bytes
         if swizzle and swizzle.chunk < self.chunk:
             raise TraceError(f"the swizzle {swizzle!r} tears apart {chunk} bytes that move as one", "raise its base")
@@ -58,8 +63,8 @@ class _Stages:
 
     @property
     def ragged(self) -> bool:
-        """Whether K ends within the last tile."""
-        return self.last < self.depth
+        """Whether K ends, or may end, within the last tile."""
+        return isinstance(self.last, Value) or self.last < self.depth
 
     # -- memory side: a thread's chunk number `load` of a tile
     def chunk_at(self, thread, load):
@@ -132,7 +137,8 @@ class _Stages:
 
     def steps(self, t, width: int) -> int:
         """How many K steps of `width` tile `t` needs."""
-        return ceil((self.last if isinstance(t, int) and t == self.tiles - 1 else self.depth) / width)
+        known = isinstance(t, int) and t == self.tiles - 1 and isinstance(self.last, int)
+        return ceil((self.last if known else self.depth) / width)
 
     def _read_transposed(self, operand: ThreadValues, stage: View, first: int) -> Fragment:
         """Each vector of 8 consecutive k in two reads of 4."""
@@ -151,8 +157,8 @@ class _Stages:
 
     def _masked(self, fragment: Fragment, t, first: int) -> Fragment:
         """Zeros where a chunk of the last tile reached past K's end (it holds what follows in memory)."""
-        torn = self.along == 1 and self.last % self.chunk and isinstance(t, int) and t == self.tiles - 1
-        if not torn or first + fragment.layout.tile[1] <= self.last:
+        torn = self.along == 1 and self.last_multiple % self.chunk and isinstance(t, int) and t == self.tiles - 1
+        if not torn or (isinstance(self.last, int) and first + fragment.layout.tile[1] <= self.last):
             return fragment
         return fragment.below(1, self.last)
 
@@ -167,10 +173,12 @@ class Ring(_Stages):
 
     word = 4
 
-    def __init__(self, k, source: View, tile, stages: int, swizzle=IDENTITY, chunk: int = 16, along: int = 1):
+    def __init__(
+        self, k, source: View, tile, stages: int, swizzle=IDENTITY, chunk: int = 16, along: int = 1, last=None
+    ):  # fmt: skip
         if source.stride[1] != 1:
             raise TraceError(f"{source} has no contiguous last axis", "transpose the view, or use a CopiedRing")
-        super().__init__(k, source, tuple(tile), stages, swizzle, chunk, along)
+        super().__init__(k, source, tuple(tile), stages, swizzle, chunk, along, last)
 
     @property
     def loads(self) -> int:
@@ -195,8 +203,8 @@ class CopiedRing(_Stages):
 
     word = 1
 
-    def __init__(self, k, source: View, tile, stages: int, swizzle=IDENTITY, along: int = 1):
-        super().__init__(k, source, tuple(tile), stages, swizzle, k.target.vector_bytes, along)
+    def __init__(self, k, source: View, tile, stages: int, swizzle=IDENTITY, along: int = 1, last=None):
+        super().__init__(k, source, tuple(tile), stages, swizzle, k.target.vector_bytes, along, last)
 
     def fetch(self, t) -> tuple[Value, ...]:
         """The registers that tile `t` comes into: one vector a chunk."""

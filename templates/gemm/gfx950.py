@@ -24,7 +24,7 @@ from flykernels.targets.gfx950 import BUFFER_MOST
 from .arguments import declared
 from .gfx950_config import TILE_MOST, Gfx950Config, direct_bytes, mma_of
 from .gfx950_hti import interleaved_loop
-from .gfx950_operands import matrix, operand_ring
+from .gfx950_operands import matrix, operand_ring, part_of_k
 from .gfx950_output import last_of_slices, slot_bytes, store
 from .order import tile_of
 from .problem import GemmProblem
@@ -67,18 +67,17 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Gfx950Config):
     view = lambda name: matrix(k, p, given, name, batch)
 
     # layouts: rows of A and columns of B as (rows, K)
-    depth = p.k // cfg.split_k
     mma = mma_of(k, p, cfg)
-    a = view("a").tile((cfg.tile_m, depth), row, piece)
-    b = view("b").transposed().tile((cfg.tile_n, depth), column, piece)
+    a, last = part_of_k(p, cfg, view("a"), cfg.tile_m, row, piece)
+    b, _ = part_of_k(p, cfg, view("b").transposed(), cfg.tile_n, column, piece)
 
     # prologue and main loop
     if cfg.interleaved:
-        sums, rings = interleaved_loop(k, p, cfg, mma, a, b)
+        sums, rings = interleaved_loop(k, p, cfg, mma, a, b, last)
     else:
         rings = {
-            "A": operand_ring(k, p, cfg, "a", a, cfg.tile_m),
-            "B": operand_ring(k, p, cfg, "b", b, cfg.tile_n),
+            "A": operand_ring(k, p, cfg, "a", a, cfg.tile_m, last),
+            "B": operand_ring(k, p, cfg, "b", b, cfg.tile_n, last),
         }
         main_loop: Callable = direct_loop if direct_bytes(p) else copied_loop
         sums = {(0, 0): main_loop(k, mma, rings["A"], rings["B"])}

@@ -55,16 +55,16 @@ QUADRANTS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 def interleaved_loop(
-    k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a: View, b: View, ring_of=None, slots=None
+    k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a: View, b: View, last=None, ring_of=None, slots=None
 ):
     """({(row half, column half): the quadrant's sums}, the rings, whose LDS is free).
 
     a, b: the workgroup's (rows, K) of A and (columns, K) of B; either may end anywhere. mma: one quadrant's.
-    ring_of(which, the half's view, its rows, number of the half): its ring, if not `operand_ring`.
-    slots: rings of what goes with several K tiles (`per`), each brought in while the one before is read;
-    `slots.of(half)` goes with a half."""
+    last: of the rings, see `Ring`. ring_of(which, the half's view, its rows, number of the half): the ring of a half, if
+    not `operand_ring`. slots: rings of what goes with several K tiles (`per`), each brought in while the one before is
+    read; `slots.of(half)` goes with a half."""
     phases, (half_m, half_n) = SCHEDULES[cfg.schedule], cfg.part
-    ring_of = ring_of or (lambda which, view, rows, _: operand_ring(k, p, cfg, which, view, rows))
+    ring_of = ring_of or (lambda which, view, rows, _: operand_ring(k, p, cfg, which, view, rows, last))
     ring = {
         f"{name}{h}": ring_of(name.lower(), view.tile((rows,), h), rows, h)
         for name, view, rows in (("A", a, half_m), ("B", b, half_n))

@@ -7,19 +7,22 @@ turned round in LDS that the main loop has left; sums that several waves hold me
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 
 from flykernels.dtypes import f32, i32, i64
 from flykernels.lang import Kernel, View
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.memory import advance
-from flykernels.layout import Layout
+from flykernels.layout import Layout, ThreadValues
 
 from .epilogue import finish
 from .gfx950_config import Gfx950Config, by_rows, shelf_swizzle
 from .problem import GemmProblem
 
 WIDE = 16  # bytes: the widest store
+MASKS_MOST = 16  # 32 scalar registers
 COUNTER_BYTES = 128  # a cache line for each tile's counter, before its partial sums
 
 
@@ -56,11 +59,12 @@ def store(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, sums: Map
         sums = {part: added(k, cfg, mma, acc, held, shelves[i][0]) for i, (part, acc) in enumerate(sums.items())}
     taken = turned(p, cfg)
     if taken is None or any(size < cfg.part[0] * cfg.part[1] * p.output_type.bytes for _, size in shelves[: len(sums)]):
-        for part, acc in sums.items():  # each element's "inside C" is a mask in two scalar registers: few at a time,
-            values = finished(part, held, acc)
-            k.afresh()  # and none kept from loading to storing
-            k.fragment(place(held, part)).store(tiles["c"], values)
-            k.target.pin()
+        for part, acc in sums.items():
+            for band, values in bands(p, held, acc):
+                values = finished(part, band, values)
+                k.afresh()  # no mask is kept from loading to storing
+                k.fragment(place(band, part)).store(tiles["c"], values)
+                k.target.pin()
         return
     out = {part: finished(part, held, acc) for part, acc in sums.items()}
     swizzle = shelf_swizzle(held, taken)
@@ -73,6 +77,25 @@ def store(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, sums: Map
     for i, part in enumerate(out):
         values = k.fragment(taken).load(shelf[i])
         k.fragment(place(taken, part)).store(tiles["c"], values)
+
+
+def bands(p: GemmProblem, held: ThreadValues, acc: Fragment):
+    """(layout, sums) of the bands of a part's rows, or of less, that leave each few enough masks.
+
+    Whether an element lies inside C is a mask of 64 bits in scalar registers, of which a wave has some hundred; where N
+    is not whole vectors each element has its own."""
+    alone = p.n % held.vector.size or p.bias == "full"
+    masks = prod(held.piece_sizes) * (held.vector.size if alone else 1)
+    cuts = sorted((m.axis, -m.size, n) for n, m in enumerate(held.pieces) if m.size > 1)
+    if masks <= MASKS_MOST or not cuts:
+        yield held, acc
+        return
+    n = cuts[0][-1]
+    for i in range(held.pieces[n].size):
+        mode = held.pieces[n]._replace(size=1)
+        by = [i * mode.step if axis == mode.axis else 0 for axis in range(2)]
+        one = replace(held.shifted(*by), pieces=(*held.pieces[:n], mode, *held.pieces[n + 1 :]))
+        yield from bands(p, one, Fragment(acc.k, one, False, lambda d, i=i: acc[(*d[:n], i, *d[n + 1 :])]))
 
 
 def turned(p: GemmProblem, cfg: Gfx950Config):

@@ -26,6 +26,7 @@ INTERLEAVED = ((256, 256, (2, 4)), (256, 128, (2, 4)), (128, 256, (2, 4)), (128,
 SHAPES = ("16x16x32", "32x32x16")
 SPLITS, K_WAVES = (2, 4, 8, 16), (2, 4)
 KEPT, KEPT_OF_A_TILE = 10, 3  # as many as are compiled and measured; of those that share tile_m and tile_n
+SPLIT_OF_A_BATCH = 4  # of the kept, where the number of workgroups is not known: it grows with the batch
 SUMS_MOST = 128  # of C a lane, with half the registers a SIMD's two waves have
 RING_SUMS_MOST = 64  # in a ring, whose epilogue LLVM takes seconds over otherwise
 SPLIT_SUMS_MOST = 64  # where slices are added up: as many again are on their way from memory
@@ -64,14 +65,18 @@ def candidates(p: GemmProblem, target) -> Space:
     space.dropped.append(Dropped("other tiles", NOT_LOOKED_AT))
     found.sort(key=lambda f: (round(f[0]), abs(f[2].workgroup_size - 256), -f[2].stages, lds_read(p, f[2])))
     of_tile: Counter = Counter()
+    split = 0
     for cycles, words, config in found:
         tile = config.tile_m, config.tile_n, config.interleaved
         if len(space.kept) == KEPT:
             space.dropped.append(Dropped(config, f"estimated at {cycles / found[0][0]:.2f} times the best: {words}"))
         elif of_tile[tile] == KEPT_OF_A_TILE:
             space.dropped.append(Dropped(config, f"{KEPT_OF_A_TILE} others of this tile are estimated to be faster"))
+        elif p.batched and config.split_k > 1 and split == SPLIT_OF_A_BATCH:
+            space.dropped.append(Dropped(config, f"{split} others split K, which pays for a batch of few tiles only"))
         else:
             of_tile[tile] += 1
+            split += config.split_k > 1
             space.kept.append(Candidate(config, words))
     return space
 
@@ -157,7 +162,7 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
         if size * cfg.tile_k * p.input_type.bytes % (chunk * cfg.workgroup_size):
             return f"{name}'s tile is less than one load of {chunk} bytes by {cfg.workgroup_size} threads"
     loads = (cfg.tile_m + cfg.tile_n) * cfg.tile_k * p.input_type.bytes // (chunk * cfg.workgroup_size)
-    most = SCALARS_MOST_CUT if chunk < WIDEST_READ or p.k % cfg.tile_k else SCALARS_MOST
+    most = SCALARS_MOST_CUT if chunk < WIDEST_READ or p.k % (cfg.tile_k * cfg.split_k) else SCALARS_MOST
     if direct_bytes(p) and cfg.stages * loads > most:
         return f"{cfg.stages} stages of {loads} loads: scalar registers hold {most} addresses"
     if cfg.lds_bytes(p) > limits.shared_bytes:
@@ -171,10 +176,8 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
         return f"about {registers(p, cfg)} registers; a wave has {each}"
     if cfg.tile_m > 2 * max(16, p.m_hint) or cfg.tile_n > 2 * max(32, p.n):
         return f"more than half of the tile would lie outside {p.m_hint} x {p.n}"
-    if cfg.split_k > 1 and (p.k % (cfg.split_k * cfg.tile_k) or p.k < 2 * cfg.stages * cfg.split_k * cfg.tile_k):
-        return f"K = {p.k} is not {cfg.split_k} slices of whole K tiles, {2 * cfg.stages} or more each"
-    if cfg.split_k > 1 and p.batched:
-        return "the workgroups of a batch are many without splitting K"
+    if cfg.split_k > 1 and p.k < 2 * cfg.stages * cfg.split_k * cfg.tile_k:
+        return f"K = {p.k} is not {cfg.split_k} slices of {2 * cfg.stages} or more K tiles each"
     if cfg.tile_k > TILES_K[0] and p.k <= cfg.tile_k // 2:
         return f"K = {p.k} fills at most half a tile"
     if cfg.stages > 2 and p.k <= (cfg.stages - 1) * cfg.tile_k:

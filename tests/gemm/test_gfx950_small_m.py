@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from flykernels.sim import run_on_sim
-from templates.gemm.gfx950_config import Gfx950Config
+from templates.gemm.gfx950_config import Gfx950Config, direct_bytes
+from templates.gemm.gfx950_hti import SCHEDULES
 from templates.gemm.gfx950_output import slot_bytes
 from templates.gemm.problem import GemmProblem
 
@@ -30,9 +31,31 @@ def test_k_split_over_workgroups(split, kw):
     run(p, replace(SKINNY, split_k=split), 24, pads=(0, 0, 0))
 
 
-def test_interleaved_tiles_split_too():
-    cfg = Gfx950Config(128, 128, 64, 2, (2, 4), schedule="four", split_k=2)
-    run(problem(n=136, k=512), cfg, 130)
+@pytest.mark.parametrize("k", [1024 - 8, 1024 + 8, 1024 + 3, 1024 - 3, 9 * 128, 11 * 128, 10 * 128 + 56])
+@pytest.mark.parametrize("split, kw", [
+    (2, {}), (4, {}), (8, {"a": "col", "b": "row"}), (4, {"align_a": 4, "align_b": 4}), (4, {"align_a": 2, "align_b": 2}),
+], ids=str)  # fmt: skip
+def test_k_that_does_not_split_evenly(k, split, kw):
+    """Slices that differ by a K tile, and a last one that ends within a tile, within 16 bytes or within 4."""
+    p = problem(n=72, k=k, **kw)
+    cfg = replace(SKINNY, split_k=split, stages=SKINNY.stages if direct_bytes(p) else 2)
+    step = min(p.align_a, p.align_b) // 2
+    m = 24
+    run(p, cfg, m, pads=(-(k if p.a == "row" else m) % step, -(k if p.b == "col" else p.n) % step, 0))
+
+
+@pytest.mark.parametrize("k", [768, 1000, 1003])
+@pytest.mark.parametrize("kw", [{}, {"bias": "full", "residual": True}, {"b": "row"}], ids=str)
+def test_batches_split_too(k, kw):
+    p = problem(n=72, k=k, batched=True, **kw)
+    run(p, replace(SKINNY, split_k=4), 24, batch=3, pads=(-k % 8, -(k if p.b == "col" else p.n) % 8, 0))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("k", [512, 512 + 64 - 24, 512 + 128 + 3])
+def test_interleaved_tiles_split_too(schedule, k):
+    cfg = Gfx950Config(128, 128, 64, 2, (2, 4), schedule=schedule, split_k=2)
+    run(problem(n=136, k=k), cfg, 130, pads=(-k % 8, -k % 8, 0))
 
 
 def test_the_sum_does_not_depend_on_who_comes_last():
