@@ -39,7 +39,7 @@ class TiledMma:
     k_waves: so many waves hold sums of the same tile, each of its own part of every step's K."""
 
     def __init__(self, k, atom: MatrixAtom, waves, repeat, k_waves: int = 1):
-        self.k, self.atom, self.repeat, self.waves = k, atom, repeat, waves
+        self.k, self.atom, self.repeat, self.waves, self.k_waves = k, atom, repeat, waves, k_waves
         (wm, wn), (rm, rn) = waves, repeat
         self.a = atom.a.repeat(rm, 1).spread((wm, 0), (wn, None))  # waves side by side along N hold the same A
         self.b = atom.b.repeat(rn, 1).spread((wm, None), (wn, 0))

@@ -16,6 +16,7 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.plan import Plan
 from flykernels.lang.ring import Ring
 from flykernels.lang.values import Value
+from flykernels.layout import Layout
 from templates.gemm.gfx950 import tiles_of
 from templates.gemm.gfx950_hti import interleaved_loop
 from templates.gemm.gfx950_output import last_of_slices, slot_bytes, store
@@ -55,7 +56,7 @@ def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: ScaledConfig):
     piece, row, column = (k.target.uniform(x) if isinstance(x, Value) else x for x in (piece, row, column))
 
     # layouts: rows of A and columns of B as (rows, bytes along K), their scales as (rows, blocks)
-    mma = ScaledMma(k, cfg.atom(p), cfg.waves, cfg.repeat(p))
+    mma = ScaledMma(k, cfg.atom(p), cfg.waves, cfg.repeat(p), cfg.k_waves)
     sides = {"a": (given["m"], cfg.tile_m, row, "a_row"), "b": (p.n, cfg.tile_n, column, "b_col")}
     views: dict[str, View] = {}
     scales: dict[str, SlotScales | LoadedScales] = {}
@@ -74,7 +75,7 @@ def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: ScaledConfig):
 
     # prologue and main loop
     if cfg.interleaved:
-        sums, rings = interleaved_loop(k, p, cfg, mma, views["a"], views["b"], ring, slots)
+        sums, rings = interleaved_loop(k, p, cfg, mma, views["a"], views["b"], ring_of=ring, slots=slots)
     else:
         rings = {which: ring(which, views[which], tile, 0) for which, (_, tile, _, _) in sides.items()}
         sums = {(0, 0): ring_loop(k, mma, rings["a"], rings["b"], slots)}
@@ -82,6 +83,8 @@ def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: ScaledConfig):
     # epilogue
     k.afresh()  # registers are for the main loop
     shelves = [(r.lds.pointer, r.lds_bytes) for r in rings.values()]
+    if cfg.k_waves > 1:
+        shelves = [(k.shared(f32, Layout((cfg.tile_bytes(p) // f32.bytes,), (1,))).pointer, cfg.tile_bytes(p))]
     view = lambda name: result(p, given, name)
 
     def write(sums):

@@ -15,9 +15,10 @@ from flykernels.microscaling import BLOCK, FORMATS
 from flykernels.targets import gfx950
 from templates.gemm.gfx950_config import Gfx950Config
 
+STEP = 128  # a K tile is whole steps of this
 WORD = 4  # scales in a word: what a direct load brings to a lane, and what one 16x16x128 instruction takes of a row
 SLOTS = 2  # of scales: one is read while the next arrives
-SLOT_BYTES = 16  # of a row at least: shorter runs of memory cost as much
+SLOT_BYTES = 8  # of a row at least; with more, the interleaved loop's turns hold more addresses than registers do
 
 
 @dataclass(frozen=True)

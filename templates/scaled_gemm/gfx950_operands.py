@@ -66,6 +66,7 @@ class SlotScales(Ring):
         super().__init__(k, source, (rows, cfg.slot_bytes), SLOTS, chunk=WORD)
         self.per, self.tile_scales = cfg.tiles_a_slot, cfg.tile_k // BLOCK
         self.words = lambda bytes: scale_words(mma, which, bytes)
+        self.k_waves = mma.k_waves
         self.groups = mma.atom.scale.tile[1]  # of lanes, each with the scale of another block of a step
         self.end = self._span(source.shape[1])
 
@@ -87,11 +88,14 @@ class SlotScales(Ring):
     def read(self, first: int, t, step: int) -> Scales:  # type: ignore[override]
         """Of K step `step` of tile t, for rows from `first` on. A lane reads the words that hold its row's scales, of
         8 blocks where the tile has as many, and picks its group's of each step: one instruction for 8 blocks."""
-        pair, place = divmod(step, PAIR // self.groups)
-        count = min(PAIR, self.tile_scales - pair * PAIR)
+        if self.k_waves > 1:  # each wave has words of its own
+            pair, place, each, count = step, 0, WORD * self.k_waves, WORD
+        else:
+            pair, place = divmod(step, PAIR // self.groups)
+            each, count = PAIR, min(PAIR, self.tile_scales - pair * PAIR)
         view = self.stage(t // self.per).tagged(noalias_scopes=self.scope)
         view = replace(view, pointer=advance(view.pointer, t % self.per * self.tile_scales, u8))
-        got = self.k.fragment(self.words(count).shifted(first, pair * PAIR)).load(view)
+        got = self.k.fragment(self.words(count).shifted(first, pair * each)).load(view)
         steps = [i * self.groups << 8 * i for i in range(PAIR // self.groups)]
         group = lambda: self.k.thread % self.k.target.lanes // (self.k.target.lanes // self.groups)
         selector = self.k.once(("scales of steps", self.groups), lambda: group() * 0x01010101 + sum(steps))
@@ -108,7 +112,8 @@ class LoadedScales:
 
     def __init__(self, k: Kernel, cfg: ScaledConfig, mma: TiledMma, source: View, which: str):
         self.k, self.source, self.tile_scales = k, source, cfg.tile_k // BLOCK
-        self.layout = mma.scale_a if which == "a" else mma.scale_b
+        layout = mma.scale_a if which == "a" else mma.scale_b
+        self.layout = layout.spread((mma.k_waves, 1)) if mma.k_waves > 1 else layout
 
     def read(self, first: int, t, step: int) -> Scales:
         """Of K step `step` of tile t, for rows from `first` on; zeros past the end of K."""
@@ -123,9 +128,10 @@ def scale_words(mma: TiledMma, which: str, width: int) -> ThreadValues:
     rows, groups = mma.atom.scale.tile
     one = ThreadValues((rows, width), (Mode(rows, 0, 1), Mode(groups, 1, 0)), Mode(width, 1, 1))
     (wm, wn), (rm, rn) = mma.waves, mma.repeat
-    if which == "a":
-        return one.repeat(rm, 1).spread((wm, 0), (wn, None))
-    return one.repeat(rn, 1).spread((wm, None), (wn, 0))
+    tv = (
+        one.repeat(rm, 1).spread((wm, 0), (wn, None)) if which == "a" else one.repeat(rn, 1).spread((wm, None), (wn, 0))
+    )
+    return tv.spread((mma.k_waves, 1)) if mma.k_waves > 1 else tv
 
 
 class Slots:
