@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 names = private.load().names
 
 UNFUSED = "unfused"
+TEMPLATES = ("cpp ", "triton ")  # whose kernels take in what follows a product
 
 
 def lower(
@@ -60,8 +61,9 @@ def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str,
 
     entry = settings.store().lookup(request.key)
     if entry is None or not entry.winner:
-        if settings.mode() != "tune":
+        if settings.mode() != "tune" or private.capturing():
             return None
+        private.measure_deferred(x, w)
         entry = _measure(request, plain, entry, materialised)
     winner = entry.best() if entry else None
     if winner is None or winner.config is None:
@@ -80,9 +82,9 @@ def _measure(request: Request, plain: Request, entry: Entry | None, materialised
         log.info("%s: the product alone was not measured, so there is nothing to beat", request.op)
         return None
     epilogue = _epilogue_microseconds(request, plain) if materialised else 0.0
-    # C++ templates compute the epilogue themselves, within their own time.
+    # C++ and Triton templates compute the epilogue themselves, within their own time.
     alone = {name: t.microseconds for name, t in base.timings.items() if t.microseconds is not None}
-    ways = {name: us + (0.0 if name.startswith("cpp ") else epilogue) for name, us in alone.items()}
+    ways = {name: us + (0.0 if name.startswith(TEMPLATES) else epilogue) for name, us in alone.items()}
     best = min(ways, key=ways.__getitem__)
 
     choices = [Choice(request, spec) for spec in specs(request, entry)]

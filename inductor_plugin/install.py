@@ -115,6 +115,7 @@ def hook() -> bool:
         ok = _hook()
     if ok:  # each time: someone may have called clear_preprocessing_fns()
         private.add_preprocessing(_offer)
+        private.survive_lack_of_memory(active)
     return ok
 
 

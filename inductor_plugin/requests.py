@@ -74,7 +74,7 @@ class Request:
         problem = {**self.problem.key(), "m": self.m}
         if self.problem.batched:
             problem["batch"] = self.batch
-        return Key(self.op, problem, device_for(self.layout.device).description(), versions())
+        return Key(self.op, problem, device_for(self.layout.device).description(self.layout.device), versions())
 
 
 def number(expr: Any) -> int | None:

@@ -142,13 +142,7 @@ class Kernel:
                 now = rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.inner_iter_args, leaves)])
                 out = body(Value(op.induction_variable, kind), *([now] if carry != () else []))
                 after, _ = flatten(() if out is None else out)
-                same = [(v.dtype, v.width) for v in after] == [(v.dtype, v.width) for v in leaves]
-                if not same:
-                    name = body.__name__
-                    raise TraceError(
-                        f"the loop {name} carries {leaves} but its body returns {after}",
-                        "return from the body one value of the same type for each one carried",
-                    )
+                self._same("loop", body, leaves, after)
                 scf.yield_([v.ssa for v in after])
             self.loops -= 1
             return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
@@ -184,20 +178,36 @@ class Kernel:
 
         return run
 
-    def when(self, condition):
-        """Decorator: the body runs where condition holds. A condition that Python knows is decided now."""
+    def when(self, condition, carry=()):
+        """Decorator: the body runs where condition holds. A condition that Python knows is decided now.
+
+        `carry`: values that the body is given and returns anew, as a loop's; where it does not run they stay."""
 
         def run(body):
+            arguments = [carry] if carry != () else []
             if isinstance(condition, bool):
-                if condition:
-                    body()
-                return
-            op = scf.IfOp(condition.ssa)
+                return body(*arguments) if condition else carry
+            leaves, rebuild = flatten(carry)
+            op = scf.IfOp(condition.ssa, [v.ssa.type for v in leaves], has_else=bool(leaves))
             with ir.InsertionPoint(op.then_block):
-                body()
-                scf.yield_([])
+                out = body(*arguments)
+                after, _ = flatten(() if out is None or not leaves else out)
+                self._same("branch", body, leaves, after)
+                scf.yield_([v.ssa for v in after])
+            if leaves:
+                with ir.InsertionPoint(op.else_block):
+                    scf.yield_([v.ssa for v in leaves])
+            return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
 
         return run
+
+    @staticmethod
+    def _same(kind: str, body, leaves, after):
+        if [(v.dtype, v.width) for v in after] != [(v.dtype, v.width) for v in leaves]:
+            raise TraceError(
+                f"the {kind} {body.__name__} carries {leaves} but its body returns {after}",
+                "return from the body one value of the same type for each one carried",
+            )
 
     def branch(self, condition: Value, yes, no):
         """yes() where condition holds, else no(): the two arms of one branch, for roles that threads keep."""
@@ -206,6 +216,17 @@ class Kernel:
             with ir.InsertionPoint(block):
                 body()
                 scf.yield_([])
+
+    def choose(self, condition: Value, yes, otherwise):
+        """What yes() gives where condition holds, else `otherwise`: Values, Fragments, or nests of tuples of them, of
+        the same types."""
+        leaves, rebuild = flatten(otherwise)
+        op = scf.IfOp(condition.ssa, [v.ssa.type for v in leaves], has_else=True)
+        with ir.InsertionPoint(op.then_block):
+            scf.yield_([v.ssa for v in flatten(yes())[0]])
+        with ir.InsertionPoint(op.else_block):
+            scf.yield_([v.ssa for v in leaves])
+        return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
 
     # -- workgroup
     def wait_loads(self, in_flight: int | None):

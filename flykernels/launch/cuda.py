@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from ..codeobject import CodeObject
 from . import tensor_map
-from .driver import HANDLE, INT_OUT, NUMBER, OUT, SIZE_OUT, TEXT, Driver, DriverError, find
+from .driver import HANDLE, INT_OUT, NUMBER, OUT, OUT_OF_MEMORY, SIZE_OUT, TEXT, Driver, DriverError, find
 from .gpu_kernel import GpuKernel, load_function
 from .workspace import relaxed
 
@@ -37,7 +37,7 @@ LOG_BYTES = 8192
 # a union of 64 bytes, here the three sizes of a cluster.
 CONFIG, ATTRIBUTE = struct.Struct("@7IPPI4x"), struct.Struct("@I4x3I52x")
 
-INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, NO_BINARY = 1, 2, 201, 209
+INVALID_VALUE, INVALID_CONTEXT, NO_BINARY = 1, 201, 209
 # After one of these every later call in the process fails alike (cuda.h: the process is left in an inconsistent state).
 STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
 HINTS = {
@@ -57,10 +57,6 @@ HINTS = {
 
 class CudaError(DriverError):
     """A call of the CUDA driver that failed, with the call, its error's name, what CUDA says of it and what to do."""
-
-    @property
-    def out_of_memory(self) -> bool:
-        return self.status == OUT_OF_MEMORY
 
     @property
     def sticky(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 HANDLE, NUMBER, TEXT = ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p
 OUT = ctypes.POINTER(HANDLE)
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY and hipErrorOutOfMemory
 INT_OUT = ctypes.POINTER(ctypes.c_int)
 SIZE_OUT = ctypes.POINTER(ctypes.c_uint64)
 # Threads along one axis of a grid, and workgroups along each (CUDA C Programming Guide, compute capabilities; HIP
@@ -24,6 +25,10 @@ class DriverError(RuntimeError):
     def __init__(self, message: str, status: int = 0):
         super().__init__(message)
         self.status = status
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.status == OUT_OF_MEMORY
 
 
 class Driver:

@@ -213,23 +213,25 @@ def _div_fixup(i: Instruction, b: Binder) -> Callable[[Group], None]:
     return run
 
 
-def _bitop3(i: Instruction, b: Binder) -> Callable[[Group], None]:
+def _bitop3(kind: str):
     """Any function of three bits: bit 4a + 2b + c of the table (LLVM's definition; a, b, c have tables f0, cc, aa)."""
-    if any(i.mods.get("op_sel", [])):
-        raise bad(i, "upper halves of registers")
-    write = b.writer(i.operands[0], "u16" if i.name.endswith("b16") else "u32")
-    ra, rb, rc = (b.typed(o, "u32") for o in i.operands[1:4])
-    table = i.mods.get("bitop3", 0)
 
-    def run(g: Group) -> None:
-        x, y, z = ra(g), rb(g), rc(g)
-        result = np.zeros((g.n, LANES), U32)
-        for k in range(8):
-            if table >> k & 1:
-                result |= (x if k & 4 else ~x) & (y if k & 2 else ~y) & (z if k & 1 else ~z)
-        write(g, result)
+    def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        write = b.writer(i.operands[0], kind)
+        ra, rb, rc = (b.typed(o, kind) for o in i.operands[1:4])
+        table = i.mods.get("bitop3", 0)
 
-    return run
+        def run(g: Group) -> None:
+            x, y, z = ra(g), rb(g), rc(g)
+            result = np.zeros((g.n, LANES), U32 if kind == "u32" else np.uint16)
+            for k in range(8):
+                if table >> k & 1:
+                    result |= (x if k & 4 else ~x) & (y if k & 2 else ~y) & (z if k & 1 else ~z)
+            write(g, result)
+
+        return run
+
+    return make
 
 
 def _swap(i: Instruction, b: Binder) -> Callable[[Group], None]:
@@ -272,8 +274,8 @@ OTHERS: dict[str, Callable] = {
     "v_div_scale_f32": _div_scale,
     "v_div_fmas_f32": _div_fmas,
     "v_div_fixup_f32": _div_fixup,
-    "v_bitop3_b16": _bitop3,
-    "v_bitop3_b32": _bitop3,
+    "v_bitop3_b16": _bitop3("u16"),
+    "v_bitop3_b32": _bitop3("u32"),
     "v_swap_b32": _swap,
     "v_mbcnt_lo_u32_b32": _mbcnt(False),
     "v_mbcnt_hi_u32_b32": _mbcnt(True),

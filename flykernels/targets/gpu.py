@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..dtypes import i32
@@ -94,6 +95,7 @@ class Gpu:
     name: str
     limits: GpuLimits
     lanes: int
+    scopes: Mapping[str, str]  # LLVM's names of "workgroup" and "device"
     module_target: str  # MLIR's target attribute
     device_space, shared_space = 1, 3  # LLVM's address spaces
     register: str  # LLVM's letters for a register of 32 bits: one that each lane has its own value in,

@@ -18,7 +18,9 @@ from tests.launch.recorder import RecordingHip
 @pytest.fixture
 def mi350(monkeypatch):
     """A torch that says it is built for HIP and has one MI350X."""
-    found = SimpleNamespace(gcnArchName="gfx950:sramecc+:xnack-", name="AMD Instinct MI350X", multi_processor_count=256)
+    found = SimpleNamespace(
+        gcnArchName="gfx950:sramecc+:xnack-", name="AMD Instinct MI350X", multi_processor_count=256, major=9, minor=5
+    )
     monkeypatch.setattr(torch.version, "hip", "7.0", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
