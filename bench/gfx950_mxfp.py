@@ -160,7 +160,7 @@ def loop(report: Report, kinds: list[str]) -> None:
 
 
 def right(report: Report, kinds: list[str]) -> None:
-    """The candidates that `predicted` simulates: compiled, nothing spilled, and right on the simulator, corners and all.
+    """The candidates that `predicted` simulates: compiled, nothing spilled, right on the simulator, corners and all.
 
     Where K is large the kernel for a K of a few tiles stands for it."""
     from tests.scaled_gemm.gfx950_case import run

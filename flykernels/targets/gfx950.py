@@ -213,10 +213,6 @@ class Gfx950(Gpu):
         each = d[0].width
         return [out.shuffle(range(i, i + each)) for i in range(0, width, each)]
 
-    def pick_bytes(self, high: Value, low: Value, selector: Value) -> Value:
-        """v_perm_b32: each byte of the result is the byte of high:low (8 bytes, low's first) that selector's names."""
-        return Value(intrinsic("llvm.amdgcn.perm", mlir_type(i32), high, low, selector), i32)
-
     def small_floats(self, x: Value, factor: Value, dtype: DType) -> Value | None:
         """x times a power of two -> words of FP8 or FP4 codes, two an instruction. See lang.microscaling.words.
 

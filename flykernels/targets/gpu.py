@@ -163,11 +163,10 @@ class Gpu:
         """The value, which is the same in all lanes of a wave, where the target keeps such values."""
         raise NotImplementedError
 
-    def opaque(self, v: Value, uniform=False, here=False) -> Value:
-        """An i32 as it is, but LLVM does not know what it is. uniform: the same in all lanes of a wave. here: nor may
-        what is computed from it be moved out of the loop."""
+    def opaque(self, v: Value, uniform=False) -> Value:
+        """An i32 as it is, but LLVM does not know what it is. uniform: the same in all lanes of a wave."""
         letter = self.uniform_register if uniform else self.register
-        return Value(llvm.inline_asm(mlir_type(i32), [v.ssa], "", f"={letter},0", has_side_effects=here), i32)
+        return Value(llvm.inline_asm(mlir_type(i32), [v.ssa], "", f"={letter},0"), i32)
 
     def read(self, name) -> Value:
         return Value(intrinsic(name, mlir_type(i32)), i32)

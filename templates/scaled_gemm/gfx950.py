@@ -24,7 +24,7 @@ from templates.gemm.order import tile_of
 
 from .arguments import declared
 from .gfx950_config import WORD, ScaledConfig, staged
-from .gfx950_operands import LoadedScales, ScaledMma, Slots, SlotScales, ring_of
+from .gfx950_operands import LoadedScales, ScaledMma, ScaledRing, Slots, SlotScales
 from .problem import ALIGN, ScaledGemmProblem
 
 K_STEP = 16  # numbers: K's multiple without block scaling, as torch's _scaled_mm asks; FP8 rows then are whole chunks
@@ -56,7 +56,7 @@ def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: ScaledConfig):
     piece, row, column = (k.target.uniform(x) if isinstance(x, Value) else x for x in (piece, row, column))
 
     # layouts: rows of A and columns of B as (rows, bytes along K), their scales as (rows, blocks)
-    mma = ScaledMma(k, cfg.atom(p), cfg.waves, cfg.repeat(p), cfg.k_waves)
+    mma = ScaledMma(k, cfg.spread_atom(p), cfg.waves, cfg.repeat(p), cfg.k_waves)
     sides = {"a": (given["m"], cfg.tile_m, row, "a_row"), "b": (p.n, cfg.tile_n, column, "b_col")}
     views: dict[str, View] = {}
     scales: dict[str, SlotScales | LoadedScales] = {}
@@ -71,7 +71,7 @@ def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: ScaledConfig):
             of = of.tile((tile, p.blocks // cfg.split_k), at, piece)
             scales[which] = SlotScales(k, cfg, mma, of, which) if staged(p) else LoadedScales(k, cfg, mma, of, which)
     slots = Slots(*scales.values()) if staged(p) else None
-    ring = lambda which, view, rows, part: ring_of(k, p, cfg, which, view, rows, scales.get(which), part * rows)
+    ring = lambda which, view, rows, part: ScaledRing(k, p, cfg, which, view, rows, scales.get(which), part * rows)
 
     # prologue and main loop
     if cfg.interleaved:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from flykernels.lang.matrix import MatrixAtom
-from flykernels.layout import IDENTITY, Swizzle, ThreadValues, bank_conflicts
+from flykernels.dtypes import DType
+from flykernels.layout import IDENTITY, Mode, Swizzle, ThreadValues, bank_conflicts
 from flykernels.microscaling import BLOCK, FORMATS
 from flykernels.targets import gfx950
 from templates.gemm.gfx950_config import Gfx950Config
@@ -33,6 +34,20 @@ class ScaledConfig(Gfx950Config):
 
     def atom(self, p: Any) -> MatrixAtom:
         return gfx950.scaled_atoms[p.a_type, p.b_type, self.shape]
+
+    def steps(self) -> int:
+        """Instructions along K of a wave and K tile."""
+        return self.tile_k // (self.k_waves * int(self.shape.split("x")[2]))
+
+    def spread_atom(self, p: Any) -> MatrixAtom:
+        """The atom over the K tile of a wave, of which it takes every `steps`-th block of 32 at a time.
+
+        Which blocks an instruction multiplies is free as long as A and B agree. So chosen, the scales that a lane needs
+        for consecutive steps are neighbours in memory: one read brings them, and the instruction picks its byte."""
+        atom, steps = self.atom(p), self.steps()
+        rows, groups = atom.scale.tile  # type: ignore[union-attr]
+        scale = ThreadValues((rows, groups * steps), (Mode(rows, 0, 1), Mode(groups, 1, steps)), Mode(steps, 1, 1))
+        return replace(atom, a=_spread(p.a_type, rows, steps), b=_spread(p.b_type, rows, steps), scale=scale)
 
     def bytes_of(self, p, which: str) -> int:
         """Bytes of a K tile of a row of "a" or "b"."""
@@ -68,20 +83,47 @@ def staged(p) -> bool:
     return p.scaling == "block" and p.k % (BLOCK * WORD) == 0
 
 
+def _spread(kind: DType, rows: int, steps: int) -> ThreadValues:
+    """Bytes of an operand whose block number b along K is the tile's block b * steps (+ the step)."""
+    groups, block = gfx950.limits.lanes // rows, BLOCK // FORMATS[kind].per_byte
+    lanes: tuple[Mode, ...]
+    if block == gfx950.vector_bytes:  # a group of lanes holds a block
+        lanes, pieces = (Mode(groups, 1, block * steps),), ()
+    elif groups == 2:  # both hold 16 bytes of a block, and of the next one
+        lanes, pieces = (Mode(2, 1, gfx950.vector_bytes),), (Mode(2, 1, block * steps),)
+    else:
+        lanes = Mode(2, 1, gfx950.vector_bytes), Mode(2, 1, block * steps)
+        pieces = (Mode(2, 1, 2 * block * steps),)
+    width = groups * block * steps
+    return ThreadValues((rows, width), (Mode(rows, 0, 1), *lanes), Mode(gfx950.vector_bytes, 1, 1), pieces)
+
+
 @cache
 def byte_swizzle(operand: ThreadValues, rows: int, depth: int) -> Swizzle:
     """The swizzle of (rows, depth) bytes, moved 16 at a time, whose reads as `operand` conflict least."""
-    return min(_swizzles(rows, depth), key=lambda s: _turns(operand, depth, s))
+    best, turns = IDENTITY, _turns(operand, depth, IDENTITY)
+    for candidate in _swizzles(rows, depth):
+        if turns == 1:
+            break
+        found = _turns(operand, depth, candidate)
+        best, turns = (candidate, found) if found < turns else (best, turns)
+    return best
 
 
 def _swizzles(rows: int, depth: int):
-    """The plain order first, then those that look at bits of the row's number."""
-    base, row = gfx950.vector_bytes.bit_length() - 1, depth.bit_length() - 1
-    yield IDENTITY
-    for bits in range(1, row - base + 1):
-        for source in range(row, row + 3):
-            if source + bits <= row + rows.bit_length() - 1:
-                yield Swizzle(bits, base, source - base)
+    """Those that look at bits of the row's number, in one place or in two."""
+    base, row, end = (x.bit_length() - 1 for x in (gfx950.vector_bytes, depth, depth * rows))
+    whole = [
+        Swizzle(bits, first, source - first)
+        for first in range(base, row)
+        for bits in range(1, row - first + 1)
+        for source in range(row, row + 4)
+        if source + bits <= end
+    ]
+    yield from whole
+    for low, high in product(whole, whole):
+        if low.base + low.bits == high.base and low.shift != high.shift:
+            yield Swizzle(low.bits, low.base, low.shift, also=high)
 
 
 def _turns(operand: ThreadValues, depth: int, swizzle: Swizzle) -> int:
