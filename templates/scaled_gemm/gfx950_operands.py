@@ -6,6 +6,7 @@ A ring's `read` gives what the matrix multiply takes: the fragment, and with blo
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 from flykernels.dtypes import i16, i32, i64, u8
 from flykernels.lang import Kernel, ThreadValues, View
@@ -59,7 +60,7 @@ class ScaledRing(Ring):
     def steps(self, t, width: int) -> int:
         """All; fewer where a cut tile has not a block for each. (A cut tile's other blocks are zeros.)"""
         cut = isinstance(t, int) and t == self.tiles - 1
-        return min(self.count, self.last // self.block) if cut else self.count
+        return min(self.count, ceil(self.last / self.block)) if cut else self.count
 
     def read(self, operand: ThreadValues, t, step: int):
         """(rows, k) operand of K step `step` of tile t, with its scales."""

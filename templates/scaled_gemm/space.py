@@ -85,6 +85,8 @@ def limit(p: ScaledGemmProblem, cfg: ScaledConfig, limits) -> str | None:
             return f"{which.upper()}'s tile is less than one load of {ALIGN} bytes by {cfg.workgroup_size} threads"
     if cfg.interleaved and p.scaling == "block" and not staged(p):
         return f"K = {p.k}: scales come through registers, for which the interleaved loop has no place"
+    if cfg.interleaved and p.k % cfg.tile_k:
+        return f"K = {p.k} ends within a K tile of {cfg.tile_k}: the interleaved loop's tail would spill registers"
     if cfg.lds_bytes(p) > limits.shared_bytes:
         return f"{cfg.lds_bytes(p)} bytes of LDS with scales; a workgroup has {limits.shared_bytes}"
     if p.k % (cfg.split_k * cfg.tile_k) and cfg.split_k > 1:
