@@ -79,15 +79,11 @@ class GpuConfig:
 def default(p: QuantizeProblem, target) -> GpuConfig:
     """With columns tiles of 128 or 256 rows, whole cache lines of the transposed result; else long runs along rows.
 
-    sm_90a: the fastest of those that `python -m bench quantize --device cuda --sweep` measures, bf16 to FP8."""
+    sm_90a: the fastest of those that `python -m bench quantize --device cuda --sweep` has measured."""
     if target.name == "sm90a":
         if not p.columns:
-            return GpuConfig((1, 8), 1, target.lanes, 4, 5)
-        return (
-            GpuConfig((8, 1), SHARE, target.lanes, beside=3)
-            if p.rows
-            else GpuConfig((4, 2), SHARE, target.lanes, beside=4)
-        )
+            return GpuConfig((1, 8), 1, target.lanes, 4, 6)
+        return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=3 if p.rows else 4)
     if p.columns:
         return GpuConfig((SHARE, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
     return GpuConfig((SHARE, 1), 1, target.lanes)

@@ -11,7 +11,7 @@ from .problem import QuantizeProblem
 
 def reference(p: QuantizeProblem, x: np.ndarray) -> dict[str, np.ndarray]:
     """Outputs by name (see arguments.py) of x (M, N), any float type that holds X's numbers exactly."""
-    out = {}
+    out: dict[str, np.ndarray] = {}
     for names, wanted, lines in ((("codes", "scales"), p.rows, x), (("codes_t", "scales_t"), p.columns, x.T)):
         if wanted:
             out |= dict(zip(names, along_rows(p, np.asarray(lines, np.float64))))

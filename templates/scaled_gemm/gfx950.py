@@ -8,6 +8,7 @@ the last stage. With one scale a matrix or a row, instructions multiply unscaled
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32
@@ -41,9 +42,10 @@ def why_not(p: ScaledGemmProblem) -> str | None:
     return None
 
 
-def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: ScaledConfig):
+def scaled_gemm(k: Kernel, p: Any, cfg: ScaledConfig):
     """The kernel; arguments as `arguments.declared` says (with split_k, `workspace` at the end), a one-dimensional grid
-    of tiles x slices of K in the order of the dense kernel's `order.py`."""
+    of tiles x slices of K in the order of the dense kernel's `order.py`. p: a ScaledGemmProblem, which has what the
+    parts of the dense kernel ask of theirs."""
     # limits: who does which tile of C, over which part of K
     names = declared(p) | ({"workspace": Global(f32, ())} if cfg.split_k > 1 else {})
     given = dict(zip(names, k.args(**names)))
@@ -59,7 +61,7 @@ def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: ScaledConfig):
     mma = ScaledMma(k, cfg.spread_atom(p), cfg.waves, cfg.repeat(p), cfg.k_waves)
     sides = {"a": (given["m"], cfg.tile_m, row, "a_row"), "b": (p.n, cfg.tile_n, column, "b_col")}
     views: dict[str, View] = {}
-    scales: dict[str, SlotScales | LoadedScales] = {}
+    scales: dict[str, Any] = {}  # SlotScales or LoadedScales
     for which, (count, tile, at, stride) in sides.items():
         width, of = p.row_bytes(which), given[f"scale_{which}"]
         x = replace(

@@ -87,8 +87,9 @@ def _spread(kind: DType, rows: int, steps: int) -> ThreadValues:
     """Bytes of an operand whose block number b along K is the tile's block b * steps (+ the step)."""
     groups, block = gfx950.limits.lanes // rows, BLOCK // FORMATS[kind].per_byte
     lanes: tuple[Mode, ...]
+    pieces: tuple[Mode, ...] = ()
     if block == gfx950.vector_bytes:  # a group of lanes holds a block
-        lanes, pieces = (Mode(groups, 1, block * steps),), ()
+        lanes = (Mode(groups, 1, block * steps),)
     elif groups == 2:  # both hold 16 bytes of a block, and of the next one
         lanes, pieces = (Mode(2, 1, gfx950.vector_bytes),), (Mode(2, 1, block * steps),)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
+from typing import Any
 
 from flykernels.microscaling import BLOCK
 from templates.gemm import space_gfx950, space_x86
@@ -74,7 +75,7 @@ def _on_gfx950(p: ScaledGemmProblem, target) -> Space:
     return space
 
 
-def limit(p: ScaledGemmProblem, cfg: ScaledConfig, limits) -> str | None:
+def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:
     """The limit that a configuration runs into beyond those of the dense kernel, in words; None if it fits."""
     if cfg.tile_k % (STEP * cfg.k_waves):
         return f"K tiles of {cfg.tile_k}; whole instructions of all waves along K take {STEP * cfg.k_waves}"

@@ -7,6 +7,7 @@ a matrix or a row, the sums are scaled at the end.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f4e2m1, f32, i16, i32, i64, u8, u32
@@ -54,7 +55,9 @@ def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: X86Config):
 class ScaledPanels(Panels):
     """The dense tile's loops over operands that are decoded on their way into panels."""
 
-    def __init__(self, k: Kernel, p: ScaledGemmProblem, cfg: X86Config, tile: Tile, scale_a: View, scale_b: View):
+    p: Any  # a ScaledGemmProblem, which has what the dense loops ask of theirs
+
+    def __init__(self, k: Kernel, p: Any, cfg: X86Config, tile: Tile, scale_a: View, scale_b: View):
         super().__init__(k, p, cfg, tile)
         each = lambda view: replace(view, shape=(1, p.blocks), stride=(p.blocks, 1)) if p.scaling == "block" else view
         self.scale_a, self.scale_b = each(scale_a), each(scale_b)
