@@ -22,7 +22,7 @@ from templates.quantize.build import build, default
 from templates.quantize.gpu import GpuConfig
 from templates.quantize.problem import QuantizeProblem
 
-CPU_SHAPES = ((512, 4096), (2048, 4096), (2048, 14336))
+CPU_SHAPES = ((512, 4096), (2048, 4096))
 GPU_SHAPES = ((2048, 4096), (16384, 4096), (16384, 8192))
 FORMAT_NAMES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
 ORIENTATIONS = {"rows": (True, False), "columns": (False, True), "both": (True, True)}
@@ -53,7 +53,7 @@ def expression(x: torch.Tensor, p: QuantizeProblem) -> tuple[torch.Tensor, torch
     blocks = x.unflatten(-1, (-1, BLOCK)).float()
     amax = blocks.abs().amax(-1, keepdim=True)
     byte = ((amax.view(torch.int32) >> 23) - FORMATS[kind].largest_exponent).clamp(min=0)
-    scaled = (blocks * ((254 - byte) << 23).view(torch.float32)).clamp(-kind.largest, kind.largest).flatten(-2)
+    scaled = (blocks * ((254 - byte) << 23).view(torch.float32)).clamp(-kind.largest, kind.largest).flatten(-2).contiguous()
     scales = byte.squeeze(-1).to(torch.uint8)
     if p.per_byte == 1:
         return scaled.to(getattr(torch, kind.torch)), scales
