@@ -53,7 +53,9 @@ def expression(x: torch.Tensor, p: QuantizeProblem) -> tuple[torch.Tensor, torch
     blocks = x.unflatten(-1, (-1, BLOCK)).float()
     amax = blocks.abs().amax(-1, keepdim=True)
     byte = ((amax.view(torch.int32) >> 23) - FORMATS[kind].largest_exponent).clamp(min=0)
-    scaled = (blocks * ((254 - byte) << 23).view(torch.float32)).clamp(-kind.largest, kind.largest).flatten(-2).contiguous()
+    scaled = (
+        (blocks * ((254 - byte) << 23).view(torch.float32)).clamp(-kind.largest, kind.largest).flatten(-2).contiguous()
+    )
     scales = byte.squeeze(-1).to(torch.uint8)
     if p.per_byte == 1:
         return scaled.to(getattr(torch, kind.torch)), scales
