@@ -64,7 +64,7 @@ def test_interleaved_with_an_odd_number_of_k_tiles():
 
 
 @pytest.mark.parametrize("cfg", [
-    ScaledConfig(32, 64, 512, 3, (1, 2), k_waves=2),
+    ScaledConfig(32, 64, 512, 2, (1, 2), k_waves=2),
     ScaledConfig(64, 64, 128, 2, (2, 2), split_k=2),
     ScaledConfig(16, 32, 512, 3, (1, 2)),
 ], ids=str)  # fmt: skip
