@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from flykernels.lang import TraceError
 from flykernels.targets import gfx950
 from templates.digest import digest
 from templates.gemm.build import build
@@ -90,7 +91,10 @@ def _tried(work: Sequence[tuple], jobs: int) -> Iterator[Outcome]:
 def tried(name: str, p: GemmProblem, cfg: Gfx950Config) -> Outcome:
     """Compiles a candidate and runs it."""
     start = time.process_time()  # this process's own: other load on the machine does not count
-    code = build(p, cfg, gfx950)
+    try:
+        code = build(p, cfg, gfx950)
+    except TraceError as e:
+        return Outcome(name, str(cfg), round(time.process_time() - start, 3), 0, 0, 0, False, f"not compiled: {e}")
     seconds, wrong = time.process_time() - start, ""
     try:
         run_cut(p, cfg, code)

@@ -7,13 +7,13 @@ share in their die's L2, in the last-level cache and in memory (flykernels/sim/g
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
 
+from flykernels.sim.gemm_grid import fill_rate
 from flykernels.sim.report import profile, run_together
 from flykernels.sim.timing import Machine950
 from flykernels.targets import gfx950
@@ -73,27 +73,12 @@ class Estimate:
     bound: str
 
 
-def fill_rate(r: Recorded, shape, first: int, count: int, c: Machine950) -> tuple[float, str]:
-    """(bytes a cycle that a unit's loads are filled at, what bounds it) while workgroups first .. first+count-1 run."""
+def shared_rate(r: Recorded, shape, first: int, count: int, c: Machine950) -> tuple[float, str]:
+    """fill_rate while workgroups first .. first+count-1 run."""
     rows, columns = (-(-n // t) for n, t in zip(shape[:2], r.tile))
+    tiles = [r.order(i, r.split, rows, columns) for i in range(first, first + count)]
     depth = -(-r.tile[2] * 2 // LINE) * LINE
-    a_bytes, b_bytes = min(r.tile[0], shape[0]) * depth, min(r.tile[1], shape[1]) * depth
-    dies: dict[int, list] = defaultdict(list)
-    for i in range(first, first + count):
-        dies[i % int(c.dies)].append(r.order(i, r.split, rows, columns))
-    distinct = lambda ts: len({(s, m) for s, m, _ in ts}) * a_bytes + len({(s, n) for s, _, n in ts}) * b_bytes
-    filled = sum(distinct(v) for v in dies.values())
-    from_memory = distinct([x for v in dies.values() for x in v])
-    units = min(count, int(c.units))
-    asked = (a_bytes + b_bytes) * count / units  # a unit's, a K tile
-    hertz = c.clock_ghz * 1e9
-    cycles = {
-        "L2": asked / c.fill_bytes,
-        "last-level cache": filled / (c.last_level_tbs * 1e12 / hertz),
-        "memory": from_memory / (c.memory_tbs * 1e12 / hertz),
-    }
-    level = max(cycles, key=lambda k: cycles[k])
-    return asked / cycles[level], level
+    return fill_rate(tiles, first, min(r.tile[0], shape[0]) * depth, min(r.tile[1], shape[1]) * depth, c)
 
 
 def estimate(r: Recorded, shape: tuple[int, int, int], c: Machine950) -> Estimate:
@@ -106,7 +91,7 @@ def estimate(r: Recorded, shape: tuple[int, int, int], c: Machine950) -> Estimat
     for first in range(0, total, at_once):
         count = min(at_once, total - first)
         together = -(-count // units)
-        rate, level = fill_rate(r, shape, first, count, c)
+        rate, level = shared_rate(r, shape, first, count, c)
         fixed, slope = r.cost(together, replace(c, fill_bytes=round(rate, 1)))
         cycles += fixed + slope * -(-K // (r.tile[2] * r.split))
         first_bound, first_together = first_bound or level, first_together or together

@@ -19,12 +19,13 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 LABELS = ("measured on CPU", "measured on H200", "simulated", "counted")
@@ -86,6 +87,17 @@ def median_seconds(run: Callable[[], Any], repeats: int = 7, warm: int = 2) -> f
         run()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
+    """The items one by one, with a bar on a terminal and a line each on standard error elsewhere."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=len(items))
+        for n, item in enumerate(items, 1):
+            yield item
+            progress.update(task, completed=n)
+            if not progress.console.is_terminal:
+                progress.console.print(f"{what}: {n} of {len(items)}")
 
 
 @dataclass

@@ -22,7 +22,7 @@ from templates.gemm.workers import Workers
 
 from ._gfx950_candidates import all_work, outcomes
 from ._gfx950_model import DEPTHS, TRITON, estimate, ours, triton
-from .common import Report, geomean, parser
+from .common import Report, geomean, parser, tracked
 
 ROWS = (16, 64, 256, 1024, 4096)
 WEIGHTS = ((4096, 4096), (14336, 4096), (4096, 14336))  # (N, K)
@@ -76,10 +76,10 @@ def predicted(report: Report) -> None:
     """dense15: our candidates' and Triton's simulated times, at three ends of the constants' bands."""
     machine = Machine950()
     machines = {end: machine if end == "middle" else machine.end(end) for end in ENDS}
-    theirs = [triton((bm, bn, bk), warps, stages) for bm, bn, bk, warps, stages in TRITON]
+    theirs = [triton((bm, bn, bk), warps, stages) for bm, bn, bk, warps, stages in tracked(TRITON, "Triton's kernels")]
     ratios: dict[str, list[float]] = {end: [] for end in ENDS}
     ranks = []
-    for m, n, k in DENSE15:
+    for m, n, k in tracked(DENSE15, "dense15"):
         p = dense(m, n, k)
         mine = [ours(c.config) for c in candidates(p, gfx950).kept]
         best = {}
@@ -127,26 +127,42 @@ def loop(report: Report) -> None:
             high=round(busy["high"], 4), read_conflict_cycles=conflicts, shuffle_ways=ways, registers=code.registers,
             spills=code.spills,
         )  # fmt: skip
-        if schedule == "four":
-            report.bar("HTI main loop, matrix units busy, simulated", busy["middle"], at_least=0.95)
-            report.bar("LDS bank conflicts on reads, cycles", conflicts, at_most=0)
-            report.bar("LDS bank conflicts on the C shuffle, ways", ways, at_most=2)
-            report.bar("vector registers", code.registers, at_most=256)
+        name = f"interleaved 256x256x64, {schedule} barriers a K tile"
+        report.bar(f"{name}: matrix units busy in the main loop, simulated", busy["middle"], at_least=0.95)
+        report.bar(f"{name}: LDS bank conflicts on reads, cycles", conflicts, at_most=0)
+        report.bar(f"{name}: LDS bank conflicts on the C shuffle, ways", ways, at_most=2)
+        report.bar(f"{name}: vector registers", code.registers, at_most=256)
+        report.bar(f"{name}: spills", code.spills, at_most=0)
 
 
 def precompile(report: Report) -> None:
-    """All candidates of one problem with one building process, and with as many as there are cores."""
+    """All candidates of one problem with one building process, and with as many as there are cores.
+
+    Processor time over wall time says how many cores were at work; starting the processes is not counted."""
     p = dense(1024, 4096, 4096)
     configs = [c.config for c in candidates(p, gfx950).kept]
-    seconds = {}
-    for count in (1, len(os.sched_getaffinity(0))):
+    cores = len(os.sched_getaffinity(0))
+    wall, at_work = {}, {}
+    for count in (1, cores):
         with Workers(count) as pool:
-            pool.build_all(p, configs[:1] * count, "gfx950")  # starts them
-            start = time.perf_counter()
+            pool.build_all(p, configs * 2, "gfx950")  # starts them, and brings what they use into memory
+            before, start = processor_seconds(pool.pids()), time.perf_counter()
             pool.build_all(p, configs, "gfx950")
-            seconds[count] = time.perf_counter() - start
-            report.row(processes=count, candidates=len(configs), wall_seconds_measured_on_cpu=round(seconds[count], 2))
-    report.bar("precompiling with all cores, times faster, measured on CPU", seconds[1] / min(seconds.values()))
+            wall[count] = time.perf_counter() - start
+            at_work[count] = (processor_seconds(pool.pids()) - before) / wall[count]
+        report.row(
+            processes=count, candidates=len(configs), wall_seconds_measured_on_cpu=round(wall[count], 2),
+            cores_at_work=round(at_work[count], 2),
+        )  # fmt: skip
+    least = 0.75 * min(cores, len(configs))
+    report.bar(f"cores at work of {cores} while precompiling, measured on CPU", at_work[cores], at_least=least)
+    report.bar("precompiling with all of them, times faster than with one", wall[1] / wall[cores])
+
+
+def processor_seconds(pids: list[int]) -> float:
+    """Processor time of these processes so far (Linux)."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")  # user and system, see proc(5)
 
 
 def every_candidate(report: Report, sample: int, file: Path | None, jobs: int) -> None:

@@ -1,19 +1,24 @@
 """What the gfx950 simulator must reach: foreign kernels right with no false alarm, mutations noticed, timing in its
-band,
-throughput. `python -m bench sim`; `--only` runs some parts, `--sample N` takes every Nth mutation."""
+band, throughput. `python -m bench sim`; `--only` runs some parts, `--sample N` takes every Nth mutation.
+
+All mutations take a quarter of an hour and more. With `--json FILE` what is done is kept beside it in a .journal: the
+same command goes on from there, parts that were run before (`--only`) are taken over, and the journal goes when all are
+done. `--minutes M` stops after that time (exit code 3).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import tarfile
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .common import Report, parser
+from .common import Bar, Report, parser
 from .simcases.case import Case
+from .simcases.journal import Journal, OutOfTime, Steps, digest
 
 PARTS = ("acceptance", "mutations", "timing", "throughput")
 # Published on an MI355X, bf16 NT, 8192 cubed, TFLOP/s: Triton, and the best hand-written kernels (HipKittens,
@@ -35,43 +40,57 @@ def acceptance(report: Report) -> None:
     from flykernels.sim import run_on_sim
 
     right = count = alarms = 0
-    for case in every_case():
-        args = case.arguments()
-        result = run_on_sim(case.binary, args, case.grid, **case.options)
-        wrong = case.wrong(args)
-        bad = [f for f in result.findings if f.severity == "error"]
-        count, right, alarms = count + 1, right + (wrong <= 1), alarms + len(bad)
-        report.row(
-            case=case.name,
-            error_over_bound=round(wrong, 3),
-            alarms=len(bad),
-            instructions=result.counters.instructions,
-            per_second=round(result.counters.rate),
-        )
+    cases = list(every_case())
+    with Steps("acceptance") as steps:
+        steps.expect(len(cases), "cases")
+        for case in cases:
+            args = case.arguments()
+            result = run_on_sim(case.binary, args, case.grid, **case.options)
+            wrong = case.wrong(args)
+            bad = [f for f in result.findings if f.severity == "error"]
+            count, right, alarms = count + 1, right + (wrong <= 1), alarms + len(bad)
+            report.row(
+                case=case.name,
+                error_over_bound=round(wrong, 3),
+                alarms=len(bad),
+                instructions=result.counters.instructions,
+                per_second=round(result.counters.rate),
+            )
+            steps.step(case.name)
     report.bar("cases right against float64", right / count, at_least=1)
     report.bar("false alarms", alarms, at_most=0)
 
 
-def mutations(report: Report, sample: int) -> None:
+VERDICTS = ("found", "wrong", "refused", "harmless", "missed")
+
+
+def mutations(report: Report, journal: Journal, sample: int) -> None:
     from .simcases import mutate
 
     total: Counter[str] = Counter()
-    for case in every_case():
-        started = time.perf_counter()
-        loaded, hits, watch = mutate.survey(case)
-        tally: Counter[str] = Counter()
-        for m in list(mutate.mutants(loaded, hits, watch))[::sample]:
-            verdict = mutate.verdict(case, m)
-            if verdict == "unnoticed":
-                verdict = "harmless" if mutate.harmless(case, m) else "missed"
-            tally[verdict] += 1
-            if verdict == "missed":
-                report.note(f"missed: {case.name}: {m.kind}: {m.what}")
-        total += tally
-        names = ("found", "wrong", "refused", "harmless", "missed")
-        report.row(
-            mutations_of=case.name, **{n: tally[n] for n in names}, seconds=round(time.perf_counter() - started, 1)
-        )
+    kinds: dict[str, Counter[str]] = {}
+    with Steps("mutations") as steps:
+        for case in every_case():
+            loaded, hits, watch = mutate.survey(case)
+            chosen = list(mutate.mutants(loaded, hits, watch))[::sample]
+            steps.expect(len(chosen), case.name)
+            code = hashlib.sha256(case.text.encode() + case.binary).hexdigest()[:16]
+            tally: Counter[str] = Counter()
+            for m in chosen:
+                name = f"{case.name}/{code}/{m.kind}/{m.at}/{m.what}"
+                verdict = journal.get(name)
+                if verdict is None:
+                    verdict = mutate.verdict(case, m)
+                    journal.done(name, verdict)
+                steps.step(verdict)
+                tally[verdict] += 1
+                kinds.setdefault(m.kind, Counter())[verdict] += 1
+                if verdict == "missed":
+                    report.note(f"missed: {case.name}: {m.kind}: {m.what}")
+            total += tally
+            report.row(mutations_of=case.name, **{n: tally[n] for n in VERDICTS})
+    for kind, tally in sorted(kinds.items()):
+        report.row(kind_of_mutation=kind, **{n: tally[n] for n in VERDICTS})
     caught = total["found"] + total["wrong"] + total["refused"]
     report.note(
         f"{total['harmless']} mutations changed nothing: same results with every load as late as the waits allow, and "
@@ -217,17 +236,59 @@ def main(argv: list[str]) -> int:
     options = parser("sim", "the gfx950 simulator: acceptance, mutations, timing, throughput")
     options.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {','.join(PARTS)}")
     options.add_argument("--sample", type=int, default=1, metavar="N", help="every Nth mutation")
+    options.add_argument(
+        "--minutes", type=float, metavar="M", help="stop after so long; the same command goes on (with --json)"
+    )
     chosen = options.parse_args(argv)
     parts = chosen.only.split(",")
     if unknown := set(parts) - set(PARTS):
         options.error(f"no part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
+    if chosen.minutes and not chosen.json:
+        options.error("--minutes needs --json FILE, beside which the journal is kept")
     report = Report("sim", "simulated")
-    if "acceptance" in parts:
-        acceptance(report)
-    if "mutations" in parts:
-        mutations(report, chosen.sample)
-    if "timing" in parts:
-        timing(report)
-    if "throughput" in parts:
-        throughput(report)
-    return report.close(chosen.json)
+    journal = Journal(
+        chosen.json and chosen.json.with_suffix(".journal"), digest(code_under_test()),
+        chosen.minutes and 60 * chosen.minutes,
+    )  # fmt: skip
+    work = {
+        "acceptance": acceptance,
+        "mutations": lambda part: mutations(part, journal, chosen.sample),
+        "timing": timing,
+        "throughput": throughput,
+    }
+    own = digest([Path(__file__), *(Path(__file__).parent / "simcases").glob("*.py")])
+    try:
+        for name in PARTS:
+            if name in parts:
+                kept(f"part {name} {chosen.sample} {own}", work[name], report, journal)
+    except OutOfTime:
+        print(f"sim: stopped after {chosen.minutes:g} minutes with {len(journal.steps)} steps done; run it again")
+        return 3
+    except BaseException:
+        journal.save()
+        raise
+    journal.save()
+    status = report.close(chosen.json)
+    if set(parts) == set(PARTS):
+        journal.close()
+    return status
+
+
+def kept(step: str, run: Callable[[Report], None], report: Report, journal: Journal) -> None:
+    """Adds a part to the report: as it was in an earlier run with this journal, or run now."""
+    found = journal.get(step)
+    if found is None:
+        part = Report(report.name, report.label)
+        run(part)
+        found = {"rows": part.rows, "bars": [vars(b) for b in part.bars], "notes": part.notes}
+        journal.done(step, found)
+    report.rows += found["rows"]
+    report.bars += [Bar(**b) for b in found["bars"]]
+    report.notes += found["notes"]
+
+
+def code_under_test() -> list[Path]:
+    """The simulator and the mutations: what a kept verdict depends on, besides the kernel itself."""
+    here = Path(__file__).parent
+    simulator = [f for f in (here.parent / "flykernels" / "sim").iterdir() if f.suffix in (".py", ".tsv")]
+    return [*simulator, here / "simcases" / "mutate.py"]

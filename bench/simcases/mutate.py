@@ -1,9 +1,9 @@
-"""One-change mutations of a kernel: what a slip in a schedule or an address looks like. The simulator must notice
-each."""
+"""One-change mutations of a kernel: what a slip in a schedule or an address looks like. Each must be noticed."""
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,13 +22,15 @@ from .case import Case
 class Mutant:
     """A kernel with one instruction changed."""
 
-    kind: str  # "wait removed", "wait weakened", "barrier removed", "swizzle broken", "bound off by one"
+    kind: str  # one of ORDERING, "swizzle broken", "bound off by one"
     what: str
     loaded: Loaded
     at: int
     budget: int = 200_000  # instructions a wave: an endless loop is refused
+    covers: frozenset[int] | None = None  # instructions whose memory operations the changed wait retired
 
 
+ORDERING = ("wait removed", "wait weakened", "barrier removed", "flush removed")
 NOP = Instruction("s_nop", (Operand("c", 0),), {}, "s_nop 0", 0)
 WIDTH = {"vmcnt": 63, "lgkmcnt": 15}
 
@@ -59,20 +61,25 @@ def mutants(loaded: Loaded, hits: np.ndarray, watch: Watch) -> Iterator[Mutant]:
                 bare = _changed(i)
                 del bare.mods[counter]
                 what = f"{i.where}: {i.text} minus {counter}"
-                yield Mutant("wait removed", what, _with(loaded, at, bare), at, watch.budget)
+                covers = frozenset(watch.covered[at, counter])
+                yield Mutant("wait removed", what, _with(loaded, at, bare), at, watch.budget, covers)
                 if waits[at, counter] > 1:
                     weak = _changed(i, **{counter: i.mods[counter] + 1})
                     what = f"{i.where}: {i.text}, {counter} + 1"
-                    yield Mutant("wait weakened", what, _with(loaded, at, weak), at, watch.budget)
+                    yield Mutant("wait weakened", what, _with(loaded, at, weak), at, watch.budget, covers)
         elif i.name == "s_barrier":
             bare = _with(loaded, at, replace(NOP, where=i.where))
             yield Mutant("barrier removed", f"{i.where}: {i.text}", bare, at, watch.budget)
-    for mutant in (*_swizzles(loaded, hits), *_bounds(loaded, watch.equal)):
+        elif i.name in ("buffer_wbl2", "buffer_inv"):
+            bare = _with(loaded, at, replace(NOP, where=i.where))
+            yield Mutant("flush removed", f"{i.where}: {i.text}", bare, at, watch.budget)
+    for mutant in (*_swizzles(loaded, hits, watch.both), *_bounds(loaded, watch.equal)):
         yield replace(mutant, budget=watch.budget)
 
 
-def _swizzles(loaded: Loaded, hits) -> Iterator[Mutant]:
-    """An exclusive or that an LDS address comes from: make it a plain or (of a three-way one, change its table)."""
+def _swizzles(loaded: Loaded, hits, both: set[int]) -> Iterator[Mutant]:
+    """An exclusive or that an LDS address comes from: make it a plain or (of a three-way one, change its table). Where
+    its sources never share a bit (`both` has those that do), the two are the same."""
     instructions = loaded.code.instructions
     address: set[int] = set()
     for i in instructions:
@@ -87,6 +94,8 @@ def _swizzles(loaded: Loaded, hits) -> Iterator[Mutant]:
                 address |= {o.index for o in i.operands[1:] if o.kind == "v"}
     for at, i in enumerate(instructions):
         if not hits[at] or i.name not in ("v_xor_b32", "v_bitop3_b32") or i.operands[0].index not in address:
+            continue
+        if i.name == "v_xor_b32" and at not in both:
             continue
         if i.name == "v_xor_b32":
             new = copy.copy(i)
@@ -111,40 +120,50 @@ def _bounds(loaded: Loaded, equal: set[int]) -> Iterator[Mutant]:
 
 
 class Watch:
-    """Notes what each wait retires, and which comparisons ever compare equal values in an active lane: where neither
-    happens, a mutation of the instruction cannot matter."""
+    """Notes what each wait retires, which comparisons ever compare equal values, and which exclusive ors have a bit in
+    both sources, in an active lane: where none of this happens, a mutation of the instruction cannot matter."""
 
     def __init__(self) -> None:
         self.retired: dict[tuple[int, str], int] = {}
+        self.covered: dict[tuple[int, str], set[int]] = {}
         self.equal: set[int] = set()
+        self.both: set[int] = set()
         self.budget = 0  # for mutants: several times what the kernel as it is takes
 
     def watch(self, simulation: Simulation) -> None:
         self.instructions = simulation.loaded.code.instructions
         b = simulation.program.binder
-        self.compare = {}
+        self.compare, self.xor = {}, {}
         for pc, i in enumerate(self.instructions):
             if i.name.startswith("v_cmp_") and i.name.endswith(("i32", "u32", "i64", "u64")):
                 kind = i.name.split("_")[-1]
                 self.compare[pc] = tuple(b.typed(o, kind) for o in i.operands[1:3])
+            elif i.name == "v_xor_b32":
+                self.xor[pc] = tuple(b.raw(o) for o in i.operands[1:3])
 
     def step(self, g, pc: int) -> None:
         if pc in self.compare and pc not in self.equal:
             x, y = (r(g) for r in self.compare[pc])
             if (np.broadcast_to(x == y, g.exec.shape) & g.exec).any():
                 self.equal.add(pc)
+        if pc in self.xor and pc not in self.both:
+            x, y = (r(g) for r in self.xor[pc])
+            if (np.broadcast_to(x & y != 0, g.exec.shape) & g.exec).any():
+                self.both.add(pc)
         i = self.instructions[pc]
         if i.name != "s_waitcnt":
             return
         if "vmcnt" in i.mods:
-            self._note(pc, "vmcnt", len(g.vm) - i.mods["vmcnt"])
+            self._note(pc, "vmcnt", g.vm[: max(0, len(g.vm) - i.mods["vmcnt"])])
         if "lgkmcnt" in i.mods:
-            count = len(g.ds) - i.mods["lgkmcnt"] + (len(g.sm) if i.mods["lgkmcnt"] == 0 else 0)
-            self._note(pc, "lgkmcnt", count)
+            done = g.ds[: max(0, len(g.ds) - i.mods["lgkmcnt"])]
+            self._note(pc, "lgkmcnt", [*done, *g.sm] if i.mods["lgkmcnt"] == 0 else done)
 
-    def _note(self, pc: int, counter: str, count: int) -> None:
-        if count > self.retired.get((pc, counter), 0):
-            self.retired[pc, counter] = count
+    def _note(self, pc: int, counter: str, done: list) -> None:
+        key = pc, counter
+        self.covered.setdefault(key, set()).update(p.pc for p in done)
+        if len(done) > self.retired.get(key, 0):
+            self.retired[key] = len(done)
 
     def lds(self, *args) -> None: ...
 
@@ -172,25 +191,44 @@ def survey(case: Case) -> tuple[Loaded, np.ndarray, Watch]:
     return loaded, result.counters.hits, watch
 
 
-def harmless(case: Case, mutant: Mutant, limit: int = 16) -> bool:
-    """Whether a mutant is shown to change nothing: every result bit for bit that of the kernel as it is, with all loads
-    as late as the waits allow, and no operation of the first workgroup, delayed alone to its wait, changes one."""
-    as_is, changed = case.arguments(), case.arguments()
-    Simulation(load(case.text or case.binary, case.entry), as_is, case.grid, **case.options).run()
-    Simulation(mutant.loaded, changed, case.grid, **case.options).run()
-    for x, y in zip(as_is, changed, strict=True):
-        if isinstance(x, np.ndarray) and x.tobytes() != y.tobytes():
-            return False
-    options = {k: v for k, v in case.options.items() if k != "waivers"}
-    return not run_delayed(mutant.loaded, case.arguments(), case.grid, limit=limit, **options).corruptions
+@functools.lru_cache(maxsize=1)
+def as_it_is(case: Case) -> tuple[bytes, ...]:
+    """What the unchanged kernel leaves in its arrays, as run by `verdict`; kept for the case in hand."""
+    arguments = case.arguments()
+    Simulation(load(case.text or case.binary, case.entry), arguments, case.grid, **case.options).run()
+    return tuple(x.tobytes() for x in arguments if isinstance(x, np.ndarray))
 
 
-def verdict(case: Case, mutant: Mutant) -> str:
-    """How a mutant fares: "found" (by the checker), "wrong" (result), "refused" (an error), or "unnoticed"."""
+def verdict(case: Case, mutant: Mutant, limit: int = 8) -> str:
+    """How a mutant fares: "found" (by the checker), "wrong" (result), "refused" (an error); else "harmless" or
+    "missed".
+
+    Harmless is what is shown to change nothing: every result is bit for bit that of the kernel as it is, with all loads
+    as late as the waits allow and the checker silent. Where a wait, a barrier or a flush was changed, moreover no
+    operation of the first workgroup that it concerns (those that the wait retired), delayed alone to its wait, changes
+    a result; `limit` operations are tried.
+    """
+    arguments = case.arguments()
     try:
-        result, wrong = run(case, mutant.loaded, budget=mutant.budget)
-    except (SimulatorError, IndexError) as e:
-        return "refused" if isinstance(e, SimulatorError) else "wrong"
+        result = Simulation(
+            mutant.loaded, arguments, case.grid, **{**case.options, "budget": mutant.budget}
+        ).run()  # fmt: skip
+        wrong = case.wrong(arguments)
+    except SimulatorError:
+        return "refused"
+    except IndexError:
+        return "wrong"
     if not result.ok:
         return "found"
-    return "wrong" if wrong > 1 else "unnoticed"
+    if wrong > 1:
+        return "wrong"
+    if tuple(x.tobytes() for x in arguments if isinstance(x, np.ndarray)) != as_it_is(case):
+        return "missed"
+    if mutant.kind in ORDERING:
+        options = {k: v for k, v in case.options.items() if k != "waivers"}
+        late = run_delayed(
+            mutant.loaded, case.arguments(), case.grid, only=mutant.covers, limit=limit, **options
+        )  # fmt: skip
+        if late.corruptions:
+            return "missed"
+    return "harmless"

@@ -29,15 +29,16 @@ def hti(M: int = 256, N: int = 256, K: int = 512) -> Case:
     return Case(f"ours HTI {M}x{N}x{K}", code.text, code.binary, grid, arguments, wrong)
 
 
-def staged(M: int = 200, N: int = 136, K: int = 320, layout_b: str = "row") -> Case:
-    """The staged GEMM template with tails in M, N and K; B (K, N) by rows (transposing LDS reads) or by columns."""
+def staged(M: int = 200, N: int = 136, K: int = 320, layout_b: str = "row", **config) -> Case:
+    """The staged GEMM template with tails in M, N and K; B (K, N) by rows (transposing LDS reads) or by columns. With
+    `split_k`, workgroups share a tile's K: they meet at an atomic counter, with caches flushed."""
     from templates.gemm.arguments import pointers, scalars
     from templates.gemm.build import build
     from templates.gemm.gfx950_config import Gfx950Config
     from templates.gemm.problem import GemmProblem
 
     p = GemmProblem(n=N, k=K, dtype="bf16", out_dtype="bf16", a="row", b=layout_b)
-    code = build(p, Gfx950Config(), gfx950)
+    code = build(p, Gfx950Config(**config), gfx950)
     r = np.random.default_rng(11)
     a, b = bf16(r.standard_normal((M, K))), bf16(r.standard_normal((K, N)))
     x, y = from_bf16(a), from_bf16(b)
@@ -50,11 +51,19 @@ def staged(M: int = 200, N: int = 136, K: int = 320, layout_b: str = "row") -> C
 
     def arguments():
         c = np.full((M, N), 0x7FC1, np.uint16)
-        return [c if n == "c" else place[n].copy() for n in pointers(p)] + values
+        shared = [np.zeros(code.workspace_for(strides), np.uint8)] if code.workspace else []
+        return [c if n == "c" else place[n].copy() for n in pointers(p)] + values + shared
 
     wrong = lambda got: excess(from_bf16(got[pointers(p).index("c")]), exact, scale, K, STEP["bf16"])
     grid = (*code.grid_for(strides), 1, 1)[:3]
-    return Case(f"ours staged GEMM {M}x{N}x{K} B by {layout_b}", code.text, code.binary, grid, arguments, wrong)
+    split = f" split K {config['split_k']}" if "split_k" in config else ""
+    return Case(f"ours staged GEMM {M}x{N}x{K} B by {layout_b}{split}", code.text, code.binary, grid, arguments, wrong)
+
+
+def split() -> Case:
+    """A skinny GEMM whose K four workgroups share."""
+    tiles = {"tile_m": 16, "tile_n": 64, "tile_k": 64, "stages": 2, "waves": (1, 2)}
+    return staged(M=13, N=72, K=1024, layout_b="col", split_k=4, **tiles)
 
 
 def mxfp4(M: int = 128, N: int = 128, K: int = 3072) -> Case:
@@ -128,3 +137,4 @@ def cases() -> Iterator[Case]:
     yield topk(5, 256, 8, "ties")
     yield staged()
     yield staged(layout_b="col")
+    yield split()

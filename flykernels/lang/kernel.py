@@ -152,7 +152,7 @@ class Kernel:
     def in_place(self, carry):
         """Decorator: run the body once, on `carry`, such that each carried Value comes out in the register it was in.
 
-        It is a loop of one turn of which LLVM does not know that: straight-line code it lets wander through registers."""
+        It is a loop of one turn of which LLVM does not know that; straight-line code it lets wander about."""
         once = self.target.opaque(constant(1, i32), uniform=True)
         return lambda body: self.loop(0, once, carry=carry)(lambda _, now: body(now))
 

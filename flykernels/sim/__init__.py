@@ -12,6 +12,7 @@ from .errors import (
     BudgetExceeded,
     FindingsError,
     SimulatorError,
+    Trapped,
     UnknownInstruction,
 )
 from .findings import Finding, Waiver
@@ -26,6 +27,7 @@ __all__ = [
     "FindingsError",
     "SimResult",
     "SimulatorError",
+    "Trapped",
     "UnknownInstruction",
     "Waiver",
     "run_on_sim",

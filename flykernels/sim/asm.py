@@ -154,6 +154,9 @@ def parse_instruction(text: str, where: int = 0, source: str = "") -> Instructio
     if name in ("s_getreg_b32", "s_setreg_b32", "s_setreg_imm32_b32", "s_sendmsg"):
         parts = _split(rest)
         return Instruction(name, tuple(operand(p) for p in parts), mods, text.strip(), where, source)
+    if name in ("buffer_wbl2", "buffer_inv"):  # no operands: the words are scopes
+        mods.update(dict.fromkeys(rest.split(), True))
+        return Instruction(name, (), mods, text.strip(), where, source)
     for key, value in _MODIFIER.findall(rest):
         mods[key] = _modifier_value(value)
     rest = _MODIFIER.sub("", rest).strip()

@@ -100,9 +100,24 @@ def parse_waiver(text: str, kernel: str) -> Waiver:
     return Waiver(kernel, kind.strip(), reason.strip())
 
 
-@click.command("sim", help=__doc__)
+class Words(click.Command):
+    """A command whose `--args` takes all words up to the next option: `--args f32[64] f32[64] 64`, and again."""
+
+    def parse_args(self, ctx, args):
+        out: list[str] = []
+        taking = False
+        for word in args:
+            if word.startswith("--"):
+                taking = word == "--args"
+                out += [] if taking else [word]
+            else:
+                out += ["--args", word] if taking else [word]
+        return super().parse_args(ctx, out)
+
+
+@click.command("sim", cls=Words, help=__doc__)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--args", "arguments", multiple=True, type=Argument(), help=Argument.__doc__)
+@click.option("--args", "arguments", multiple=True, type=Argument(), metavar="WORD...", help=Argument.__doc__)
 @click.option("--grid", type=Triple(), default="1,1,1", show_default=True, help="workgroups along x, y, z")
 @click.option("--block", type=Triple(), default=None, help="work-items along x, y, z; the code object's by default")
 @click.option("--entry", default=None, help="kernel name, where there are several")

@@ -8,13 +8,16 @@ rescaling; here it is the rule under which a division comes out right at both en
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .arithmetic import class_f32, fma32
 from .asm import EXEC, VCC, Instruction, Operand
+from .double import class_f64, fma64
+from .half import class_f16
 from .operands import Binder, bad, mask_reader, mask_writer
 from .state import LANES, Group, pack_mask
-from .valu import class_f32, fma32
 
 U32, U64, F32, F64 = np.uint32, np.uint64, np.float32, np.float64
 VCC_OPERAND = Operand("s", VCC, 2)
@@ -66,9 +69,7 @@ def _compare(i: Instruction, b: Binder, name: str) -> Callable[[Group], None]:
     write = mask_writer(i.operands[0])
     also_exec = name.startswith("v_cmpx_")
     if condition == "class":
-        if kind != "f32":
-            raise bad(i, "class test of this type")
-        test, kinds = class_f32, ("f32", "u32")
+        test, kinds = {"f32": class_f32, "f16": class_f16, "f64": class_f64}[kind], (kind, "u32")
     elif condition in CONDITIONS:
         test, kinds = CONDITIONS[condition], (kind, kind)
     else:
@@ -147,70 +148,103 @@ def _mad_wide(signed: bool):
     return make
 
 
-def _exponent(x: np.ndarray) -> np.ndarray:
-    return (np.ascontiguousarray(x).view(U32) >> U32(23) & U32(255)).astype(np.int64)
+class Wide(NamedTuple):
+    """What division needs to know of a float type: its kind, numpy type and bits, mantissa bits, top exponent, smallest
+    normal; by how much operands are scaled, from which difference of exponents a quotient is large, up to which
+    exponent a numerator is small, and from which difference a quotient is zero."""
+
+    kind: str
+    dtype: Any
+    raw: Any
+    mantissa: int
+    top: int
+    normal: float
+    scale: int
+    large: int
+    small: int
+    zero: int
 
 
-def _denormal(x: np.ndarray) -> np.ndarray:
-    """Of an exact f64 value: below f32's normal range, not zero."""
-    return (np.abs(x) < 2.0**-126) & (x != 0)
+SINGLE = Wide("f32", F32, U32, 23, 255, 2.0**-126, 64, 96, 23, -150)
+DOUBLE = Wide("f64", F64, U64, 52, 2047, 2.0**-1022, 128, 768, 53, -1075)
 
 
-def _div_scale(i: Instruction, b: Binder) -> Callable[[Group], None]:
-    write, carry = b.writer(i.operands[0], "f32"), mask_writer(i.operands[1])
-    readers = [b.typed(o, "f32") for o in i.operands[2:5]]
-
-    def run(g: Group) -> None:
-        s0, s1, s2 = (np.broadcast_to(r(g), (g.n, LANES)).astype(F32) for r in readers)
-        n, d = s2.astype(F64), s1.astype(F64)
-        up, down = np.ldexp(s0.astype(F64), 64).astype(F32), np.ldexp(s0.astype(F64), -64).astype(F32)
-        same_d, same_n = s0.view(U32) == s1.view(U32), s0.view(U32) == s2.view(U32)
-        zero = (s1 == 0) | (s2 == 0)
-        large = _exponent(s2) - _exponent(s1) >= 96
-        tiny_reciprocal, tiny_quotient = _denormal(1 / d), _denormal(n / d)
-        conditions = [zero, large, _denormal(d), tiny_reciprocal & tiny_quotient, tiny_reciprocal, tiny_quotient]
-        conditions.append(_exponent(s2) <= 23)
-        on_d, on_n = np.where(same_d, up, s0), np.where(same_n, up, s0)
-        result = np.select(conditions, [F32(np.nan), on_d, up, on_d, down, on_n, up], s0)
-        flag = np.select(conditions, [False, True, False, True, False, True, False], False)
-        write(g, result)
-        carry(g, flag)
-
-    return run
+def _exponent(x: np.ndarray, t: Wide = SINGLE) -> np.ndarray:
+    return (np.ascontiguousarray(x).view(t.raw) >> t.raw(t.mantissa) & t.raw(t.top)).astype(np.int64)
 
 
-def _div_fmas(i: Instruction, b: Binder) -> Callable[[Group], None]:
-    write, vcc = b.writer(i.operands[0], "f32"), mask_reader(VCC_OPERAND)
-    readers = [b.typed(o, "f32") for o in i.operands[1:4]]
+def _scale_for(t: Wide):
+    def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        write, carry = b.writer(i.operands[0], t.kind), mask_writer(i.operands[1])
+        readers = [b.typed(o, t.kind) for o in i.operands[2:5]]
 
-    def run(g: Group) -> None:
-        s0, s1, s2 = (np.broadcast_to(r(g), (g.n, LANES)) for r in readers)
-        plain = fma32(s0, s1, s2)
-        exact = s0.astype(F64) * s1 + s2
-        scaled = np.ldexp(exact, np.where(_exponent(s2) > 127, 64, -64)).astype(F32)
-        write(g, np.where(vcc(g), scaled, plain))
+        def run(g: Group) -> None:
+            s0, s1, s2 = (np.broadcast_to(r(g), (g.n, LANES)).astype(t.dtype) for r in readers)
+            n, d = s2.astype(F64), s1.astype(F64)
+            up, down = (np.ldexp(s0.astype(F64), e).astype(t.dtype) for e in (t.scale, -t.scale))
+            same_d, same_n = s0.view(t.raw) == s1.view(t.raw), s0.view(t.raw) == s2.view(t.raw)
+            zero = (s1 == 0) | (s2 == 0)
+            large = _exponent(s2, t) - _exponent(s1, t) >= t.large
+            tiny_d = np.abs(d) < t.normal
+            tiny_reciprocal, tiny_quotient = (~np.isinf(d) & (np.abs(x / d) < t.normal) for x in (1, n))
+            conditions = [zero, large, tiny_d, tiny_reciprocal & tiny_quotient, tiny_reciprocal, tiny_quotient]
+            conditions.append(_exponent(s2, t) <= t.small)
+            on_d, on_n = np.where(same_d, up, s0), np.where(same_n, up, s0)
+            result = np.select(conditions, [t.dtype(np.nan), on_d, up, on_d, down, on_n, up], s0)
+            flag = np.select(conditions, [False, True, False, True, False, True, False], False)
+            write(g, result)
+            carry(g, flag)
 
-    return run
+        return run
+
+    return make
 
 
-def _div_fixup(i: Instruction, b: Binder) -> Callable[[Group], None]:
-    write = b.writer(i.operands[0], "f32")
-    readers = [b.typed(o, "f32") for o in i.operands[1:4]]
+def _fmas_for(t: Wide):
+    def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        write, vcc = b.writer(i.operands[0], t.kind), mask_reader(VCC_OPERAND)
+        readers = [b.typed(o, t.kind) for o in i.operands[1:4]]
 
-    def run(g: Group) -> None:
-        q, d, n = (np.broadcast_to(r(g), (g.n, LANES)).astype(F32) for r in readers)
-        sign = np.where(np.signbit(d) ^ np.signbit(n), F32(-1), F32(1))
-        invalid = ((d == 0) & (n == 0)) | (np.isinf(d) & np.isinf(n))
-        result = np.select(
-            [np.isnan(n), np.isnan(d), invalid, (d == 0) | np.isinf(n), np.isinf(d) | (n == 0),
-             _exponent(n) - _exponent(d) < -150, _exponent(d) == 255, np.isnan(q)],
-            [n, d, F32(np.nan), sign * F32(np.inf), sign * F32(0), sign * F32(0), sign * F32(np.inf),
-             sign * F32(np.inf)],
-            np.copysign(np.abs(q), sign),
-        )  # fmt: skip
-        write(g, result)
+        def run(g: Group) -> None:
+            s0, s1, s2 = (np.broadcast_to(r(g), (g.n, LANES)) for r in readers)
+            scale = np.where(_exponent(s2, t) > t.top // 2, t.scale, -t.scale)
+            if t is DOUBLE:
+                write(g, fma64(s0, s1, s2, np.where(vcc(g), scale, 0)))
+                return
+            plain = fma32(s0, s1, s2)
+            exact = s0.astype(F64) * s1 + s2
+            write(g, np.where(vcc(g), np.ldexp(exact, scale).astype(F32), plain))
 
-    return run
+        return run
+
+    return make
+
+
+def _fixup_for(t: Wide):
+    def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        write = b.writer(i.operands[0], t.kind)
+        readers = [b.typed(o, t.kind) for o in i.operands[1:4]]
+        infinity = t.dtype(np.inf)
+
+        def run(g: Group) -> None:
+            q, d, n = (np.broadcast_to(r(g), (g.n, LANES)).astype(t.dtype) for r in readers)
+            sign = np.where(np.signbit(d) ^ np.signbit(n), t.dtype(-1), t.dtype(1))
+            invalid = ((d == 0) & (n == 0)) | (np.isinf(d) & np.isinf(n))
+            result = np.select(
+                [np.isnan(n), np.isnan(d), invalid, (d == 0) | np.isinf(n), np.isinf(d) | (n == 0),
+                 _exponent(n, t) - _exponent(d, t) < t.zero, _exponent(d, t) == t.top, np.isnan(q)],
+                [n, d, t.dtype(np.nan), sign * infinity, sign * t.dtype(0), sign * t.dtype(0), sign * infinity,
+                 sign * infinity],
+                np.copysign(np.abs(q), sign),
+            )  # fmt: skip
+            write(g, result)
+
+        return run
+
+    return make
+
+
+_div_scale, _div_fmas, _div_fixup = (f(SINGLE) for f in (_scale_for, _fmas_for, _fixup_for))
 
 
 def _bitop3(kind: str):
@@ -279,4 +313,7 @@ OTHERS: dict[str, Callable] = {
     "v_swap_b32": _swap,
     "v_mbcnt_lo_u32_b32": _mbcnt(False),
     "v_mbcnt_hi_u32_b32": _mbcnt(True),
+    "v_div_scale_f64": _scale_for(DOUBLE),
+    "v_div_fmas_f64": _fmas_for(DOUBLE),
+    "v_div_fixup_f64": _fixup_for(DOUBLE),
 }

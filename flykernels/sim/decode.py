@@ -139,7 +139,10 @@ class Decoder:
             which = HWREG.get(imm & 63, str(imm & 63))
             return f"{name} {source(d, 1)}, hwreg(HW_REG_{which}, {imm >> 6 & 31}, {(imm >> 11) + 1})", 4
         if name.startswith("s_setreg"):
-            return f"{name} hwreg(HW_REG_{HWREG.get(imm & 63, imm & 63)}), {source(d, 1)}", 4
+            which = f"hwreg(HW_REG_{HWREG.get(imm & 63, imm & 63)}, {imm >> 6 & 31}, {(imm >> 11) + 1})"
+            if name == "s_setreg_imm32_b32":
+                return f"{name} {which}, {self.word(at + 4):#x}", 8
+            return f"{name} {which}, {source(d, 1)}", 4
         if name.startswith("s_cbranch"):
             raise UnknownInstruction(f"byte {at}: {name}")
         count = int(codes[0][3:])

@@ -69,6 +69,7 @@ def run_delayed(
     grid: Sequence[int] = (1, 1, 1),
     findings: Iterable[Finding] | None = None,
     *,
+    only: Iterable[int] | None = None,
     workgroup: tuple[int, int, int] = (0, 0, 0),
     entry: str | None = None,
     limit: int = 64,
@@ -78,6 +79,7 @@ def run_delayed(
     """Delays memory operations of one workgroup one at a time and compares results. The arguments are not changed.
 
     findings       delay only operations of the instructions that these findings name; None: of any instruction
+    only           delay only operations of these instructions, by index
     limit          most operations to try, spread evenly over the candidates
     stop_at_first  one shown corruption is enough
     """
@@ -85,6 +87,8 @@ def run_delayed(
     plain = _Runner(loaded, args, grid, workgroup, options)
     want = plain.run(None, None)
     pcs = None if findings is None else {pc for f in findings if f.kind in RACES for pc in (f.pc, f.other_pc)}
+    if only is not None:
+        pcs = set(only) if pcs is None else pcs & set(only)
     operations = [
         Operation(wave, number, pc)
         for wave, log in sorted(plain.log.items())

@@ -17,6 +17,7 @@ from .asm import Code, parse_instruction
 from .decode import Decoder
 from .errors import BadCodeObject, UnknownInstruction
 from .kernel import USER_SGPRS, KernelInfo, info_of_metadata, require_gfx950
+from .mode import of_descriptor
 
 EM_AMDGPU = 224
 MACH = {0x03F: "gfx90a", 0x04C: "gfx942", 0x04F: "gfx950"}
@@ -129,7 +130,7 @@ def _descriptor(info: KernelInfo, raw: bytes) -> None:
     del rsrc3
     info.user = [flag for bit, (flag, _) in enumerate(USER_SGPRS) if properties >> bit & 1]
     info.preload = (preload >> 7, preload & 0x7F)
-    info.denormals32 = rsrc1 >> 16 & 3 == 3
+    info.mode = of_descriptor(rsrc1)
     info.user_sgprs = rsrc2 >> 1 & 31
     info.group_ids = (bool(rsrc2 >> 7 & 1), bool(rsrc2 >> 8 & 1), bool(rsrc2 >> 9 & 1))
     info.workgroup_info = bool(rsrc2 >> 10 & 1)

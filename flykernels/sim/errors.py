@@ -22,5 +22,9 @@ class BudgetExceeded(SimulatorError):
     """More instructions than allowed: an endless loop, or a launch too large for the budget given."""
 
 
+class Trapped(SimulatorError):
+    """The kernel executed s_trap: an assertion of its own failed."""
+
+
 class FindingsError(AssertionError):
     """Raised by `SimResult.raise_for_findings`: the kernel ran, and the checker found errors."""

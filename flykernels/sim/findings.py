@@ -13,6 +13,7 @@ KINDS = {
     "register-in-flight": "error",  # a register is read or overwritten while a load into it is outstanding
     "scalar-load-wait": "error",  # a scalar load's result is used after a wait other than lgkmcnt(0)
     "lds-race": "error",  # an LDS access is not ordered after a conflicting one
+    "memory-race": "error",  # waves or workgroups share memory without order, or without flushing caches
     "lds-in-flight": "error",  # LDS is touched while this wave's own direct load into it is outstanding
     "lds-bounds": "error",
     "out-of-bounds": "error",  # memory outside every argument
@@ -25,7 +26,7 @@ KINDS = {
     "uninitialised-memory": "error",
     "uninitialised-register": "warning",
     "bounds-ambiguous": "warning",  # the scalar offset decides whether a buffer access is in range
-    "denormal-flush": "note",
+    "denormal-flush": "note",  # the kernel asks for it
 }
 
 

@@ -2,19 +2,18 @@
 round.
 
 A kernel whose workgroups each compute a tile of C asks for the same rows of A and columns of B many times; L2 (one a
-die),
-the last-level cache and memory see each once. Their rates bound how fast a unit's loads are filled.
+die), the last-level cache and memory see each once. Their rates bound how fast a unit's loads are filled.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .report import run_together
 from .timing import Machine950
-from .trace import Recorder
+from .trace import LINE, Recorder
 
 
 @dataclass(frozen=True)
@@ -50,28 +49,34 @@ def grouped(group_m: int, dies: int = 1) -> Callable[[int, int, int], tuple[int,
     return order
 
 
-def fill_rate(t: Tiling, first: int, count: int, c: Machine950) -> tuple[float, str]:
-    """(bytes a cycle that each unit's loads are filled at, the level that bounds it) while workgroups first to
-    first + count - 1 run, one a unit, spread over the dies in turn."""
-    rows, columns = t.tiles
-    line = lambda n: -(-int(n) // 128) * 128
-    depth = line(t.tile_k * t.element_bytes)
-    a_bytes, b_bytes = t.tile_m * depth, t.tile_n * depth
-    dies: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for i in range(first, first + count):
-        dies[i % int(c.dies)].append(t.order(i, rows, columns))
-    distinct = lambda tiles: len({m for m, _ in tiles}) * a_bytes + len({n for _, n in tiles}) * b_bytes
+def fill_rate(
+    tiles: Sequence[tuple[int, int, int]], first: int, a_bytes: int, b_bytes: int, c: Machine950
+) -> tuple[float, str]:
+    """(bytes a cycle that each unit's loads are filled at, the level that bounds it) while some workgroups run.
+
+    tiles             (slice of K or batch, row, column) of each workgroup, the first of them number `first`; they are
+                      spread over the dies in turn
+    a_bytes, b_bytes  what a tile needs of A and B each K tile
+    """
+    dies: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for i, tile in enumerate(tiles, first):
+        dies[i % int(c.dies)].append(tile)
+    distinct = lambda ts: len({(s, m) for s, m, _ in ts}) * a_bytes + len({(s, n) for s, _, n in ts}) * b_bytes
     filled = sum(distinct(v) for v in dies.values())
-    from_memory = distinct([x for v in dies.values() for x in v])
-    asked = a_bytes + b_bytes
+    asked = (a_bytes + b_bytes) * len(tiles) / min(len(tiles), int(c.units))  # a unit's
     hertz = c.clock_ghz * 1e9
     cycles = {
         "L2": asked / c.fill_bytes,
         "last-level cache": filled / (c.last_level_tbs * 1e12 / hertz),
-        "memory": from_memory / (c.memory_tbs * 1e12 / hertz),
+        "memory": distinct(tiles) / (c.memory_tbs * 1e12 / hertz),
     }
     level = max(cycles, key=lambda k: cycles[k])
     return asked / cycles[level], level
+
+
+def lines(size: float) -> int:
+    """Bytes, as whole lines of the L2."""
+    return -(-int(size) // LINE) * LINE
 
 
 @dataclass
@@ -94,7 +99,9 @@ def estimate(short: Recorder, long: Recorder, depths: tuple[int, int], t: Tiling
     fixed = each = 0.0
     bound = ""
     for first in range(0, total, units):
-        rate, level = fill_rate(t, first, min(units, total - first), c)
+        tiles = [(0, *t.order(i, rows, columns)) for i in range(first, min(first + units, total))]
+        depth = lines(t.tile_k * t.element_bytes)
+        rate, level = fill_rate(tiles, first, t.tile_m * depth, t.tile_n * depth, c)
         key = round(rate, 1)
         if key not in cache:
             at = replace(c, fill_bytes=rate)

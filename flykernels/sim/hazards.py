@@ -40,6 +40,8 @@ def matrix_cycles(i: Instruction) -> int:
         return CYCLES[name]
     if "fp8" in name or "bf8" in name:
         return 16 if name.startswith("16x16") else 32
+    if name.startswith("4x4"):
+        return 8
     return 64 if name.startswith("32x32") else 32
 
 

@@ -40,7 +40,7 @@ class KernelInfo:
     preload       (first dword, dwords) of kernel arguments that are preloaded into user SGPRs
     group_ids     which of workgroup id x, y, z are passed
     item_ids      highest work-item id dimension passed (0: x only)
-    denormals32   f32 denormals are kept
+    mode          first value of the MODE register (see mode.py)
     """
 
     name: str
@@ -54,7 +54,7 @@ class KernelInfo:
     group_ids: tuple[bool, bool, bool] = (True, False, False)
     workgroup_info: bool = False
     item_ids: int = 0
-    denormals32: bool = True
+    mode: int = 0x3F0  # nearest even, denormals kept, dx10_clamp, ieee
     user_sgprs: int = 0
     vgprs: int = 0
     agprs: int = 0
@@ -110,7 +110,9 @@ def kernels_of_text(text: str, labels: dict[str, int]) -> dict[str, KernelInfo]:
         info.group_ids = tuple(bool(number(f"system_sgpr_workgroup_id_{x}", int(x == "x"))) for x in "xyz")  # type: ignore
         info.workgroup_info = bool(number("system_sgpr_workgroup_info"))
         info.item_ids = number("system_vgpr_workitem_id")
-        info.denormals32 = number("float_denorm_mode_32") == 3
+        fields = {"round_mode_32": 0, "round_mode_16_64": 2, "denorm_mode_32": 4, "denorm_mode_16_64": 6}
+        mode = sum(number(f"float_{name}", 3 * (name == "denorm_mode_16_64")) << at for name, at in fields.items())
+        info.mode = mode | number("dx10_clamp", 1) << 8 | number("ieee_mode", 1) << 9 | number("fp16_overflow") << 23
         info.user_sgprs = number("user_sgpr_count")
         if name not in labels:
             raise BadCodeObject(f"kernel {name} has no code in the text")

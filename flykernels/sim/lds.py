@@ -13,10 +13,11 @@ from collections.abc import Callable
 import numpy as np
 
 from .asm import Instruction
+from .atomic_ops import Atomic, of_lds
 from .errors import UnknownInstruction
 from .machine import Machine
 from .operands import Binder, bad
-from .races import DS, Place
+from .races import ATOMIC, DS, Place
 from .state import LANE, LANES, LGKM_MAX, POISON, Group, Pending, spread
 
 U32 = np.uint32
@@ -31,23 +32,6 @@ WRITE = {
     "ds_write_b8_d16_hi": 1, "ds_write_b16_d16_hi": 2,
 }  # fmt: skip
 TWO = {"b32": 4, "b64": 8}
-ATOMICS: dict[str, Callable] = {
-    "add_u32": lambda old, x: old + x, "sub_u32": lambda old, x: old - x, "and_b32": lambda old, x: old & x,
-    "or_b32": lambda old, x: old | x, "xor_b32": lambda old, x: old ^ x, "min_u32": min, "max_u32": max,
-    "min_i32": lambda old, x: _signed(min, old, x), "max_i32": lambda old, x: _signed(max, old, x),
-    "add_f32": lambda old, x: _float(lambda a, b: a + b, old, x),
-    "min_f32": lambda old, x: _float(np.fmin, old, x), "max_f32": lambda old, x: _float(np.fmax, old, x),
-    "wrxchg_b32": lambda old, x: x,
-}  # fmt: skip
-
-
-def _signed(f: Callable, a: int, b: int) -> int:
-    return f((a ^ 0x80000000) - 0x80000000, (b ^ 0x80000000) - 0x80000000) & 0xFFFFFFFF
-
-
-def _float(f: Callable, a: int, b: int) -> int:
-    x, y = (np.array([v], U32).view(np.float32)[0] for v in (a, b))
-    return int(np.array([f(x, y)], np.float32).view(U32)[0])
 
 
 def store_size(i: Instruction) -> int:
@@ -56,12 +40,7 @@ def store_size(i: Instruction) -> int:
         return WRITE[i.name]
     if i.name.startswith("ds_write2"):
         return TWO[i.name.split("_")[-1]]
-    return 4 if i.name.startswith("ds_") and _atomic_name(i.name) else 0
-
-
-def _atomic_name(name: str) -> str | None:
-    body = name.removeprefix("ds_").replace("_rtn", "")
-    return body if body in ATOMICS else None
+    return 4 if i.name.startswith("ds_") and of_lds(i.name) else 0
 
 
 def bind(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None] | None:
@@ -83,9 +62,8 @@ def bind(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None] | Non
         return _swizzle(i, b, m)
     if i.name == "ds_nop":
         return lambda g: None
-    if _atomic_name(i.name):
-        return _atomic(i, b, m)
-    return None
+    found = of_lds(i.name)
+    return _atomic(i, b, m, found) if found else None
 
 
 def land(g: Group, p: Pending) -> None:
@@ -461,36 +439,36 @@ def _swizzle(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
     return run
 
 
-def _atomic(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None]:
-    """Lane after lane, wave after wave. Atomics of different waves on one word do not race with each other; with plain
-    accesses they do, so they are tracked as reads only."""
-    f = ATOMICS[_atomic_name(i.name) or ""]
-    returns, offset = "_rtn" in i.name, i.mods.get("offset", 0)
+def _atomic(i: Instruction, b: Binder, m: Machine, op: Atomic) -> Callable[[Group], None]:
+    """Lane after lane, wave after wave. Atomics do not race with each other, but with plain accesses they do."""
+    returns, offset, words = "_rtn" in i.name, i.mods.get("offset", 0), op.size // 4
     first = 1 if returns else 0
-    read, value = b.raw(i.operands[first]), b.raw(i.operands[first + 1])
+    read = b.raw(i.operands[first])
+    data = [[b.raw(o, k) for k in range(words)] for o in i.operands[first + 1 : first + 1 + op.data]]
     where = b.registers.index(i.operands[0].index) if returns else 0
-    registers = frozenset((where,)) if returns else frozenset()
-    site = Site(i, m, 4, offset, 4)
+    registers = frozenset(range(where, where + words)) if returns else frozenset()
+    site = Site(i, m, op.size, offset, op.size)
+    top = (1 << 8 * op.size) - 1
+    join = lambda parts, w, lane: sum(int(x[w, lane]) << 32 * k for k, x in enumerate(parts))
 
     def run(g: Group) -> None:
         m.catch_up(g)
         p = site.place(g, read(g))
         at, mask = p.at, p.mask
-        ticket = _read_track(m, g, p)
+        ticket = m.races.write(g, p, g.pc, ATOMIC) if m.races is not None else None
         if m.trace is not None:
-            m.trace.lds(g, i, at, 4, mask)
-        x = spread(value(g), g.n)
-        out, words = np.zeros((g.n, LANES), U32), m.lds_words(4)
-        for w in range(g.n):
-            base = int(g.workgroup[w]) * m.lds_stride
-            for lane in range(LANES):
-                if mask is None or mask[w, lane]:
-                    k = (base + int(at[w, lane])) >> 2
-                    old = int(words[k])
-                    out[w, lane] = old
-                    words[k] = f(old, int(x[w, lane])) & 0xFFFFFFFF
+            m.trace.lds(g, i, at, op.size, mask)
+        values = [[spread(x(g), g.n) for x in parts] for parts in data]
+        out, memory = np.zeros((words, g.n, LANES), U32), m.lds_words(4)
+        for w, lane in np.argwhere(np.ones((g.n, LANES), bool) if mask is None else mask).tolist():
+            first = (int(g.workgroup[w]) * m.lds_stride + int(at[w, lane])) >> 2
+            old = sum(int(memory[first + k]) << 32 * k for k in range(words))
+            new = op.apply(old, tuple(join(parts, w, lane) for parts in values), 8 * op.size) & top
+            for k in range(words):
+                out[k, w, lane] = old >> 32 * k & 0xFFFFFFFF
+                memory[first + k] = new >> 32 * k & 0xFFFFFFFF
         if returns:
-            _issue(m, g, where, lambda: out[None], mask, ticket, registers)
+            _issue(m, g, where, lambda: out, mask, ticket, registers)
         else:
             _issue_store(m, g, lambda: None, ticket)
 

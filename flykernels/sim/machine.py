@@ -11,6 +11,7 @@ from .asm import Instruction
 from .findings import Collector
 from .memory import Memory
 from .races import Races
+from .sharing import Sharing
 from .state import Group
 
 
@@ -21,6 +22,7 @@ class Machine:
     lds         uint8, all workgroups of the batch; `lds_bytes` each may use, `lds_stride` apart
     granule     bytes that the race checker keeps apart
     races       the LDS checker, or None
+    sharing     the checker of memory that waves and workgroups share, or None
     poison      whether results in flight are overwritten with poison
     trace       records what the timing model and the counters need, or None
     delayed     (wave, number of its memory operation) that arrives only at its wait; None outside delay mode
@@ -30,6 +32,7 @@ class Machine:
         self.instructions, self.memory, self.collector = instructions, memory, collector
         self.register_name = register_name
         self.check, self.poison = True, True
+        self.mode = 0x3F0  # the MODE register that waves start with
         self.trace: Any = None
         self.delayed: tuple[int, int] | None = None
         self.delay_mode = False
@@ -41,6 +44,7 @@ class Machine:
         self.granule = 4
         self.image: int | None = None  # address of the loaded code object's byte 0, if there is one
         self.races: Races | None = None
+        self.sharing: Sharing | None = None
         self.lds = np.zeros(0, np.uint8)
         self.group_ids: list[tuple[int, int, int]] = []
         self._views: dict[int, np.ndarray] = {}
@@ -96,6 +100,16 @@ class Machine:
         """The order in which delay mode runs a workgroup's waves between barriers."""
         return self.wave_order if self.wave_order is not None else list(range(waves))
 
+    def share(self, granule: int, ids: list[tuple[int, int, int]], each: int) -> None:
+        """A fresh checker of shared memory for a launch of these workgroups of so many waves."""
+        checked = self.check and not self.delay_mode
+        self.sharing = Sharing(self.memory, granule, ids, each, self.report_sharing) if checked else None
+
+    def touch(self, g: Group, address: np.ndarray, mask: np.ndarray, size: int, **how: bool) -> None:
+        """Memory is accessed: see Sharing.access."""
+        if self.sharing is not None:
+            self.sharing.access(g, address, mask, size, **how)
+
     # -- findings
     def report(self, kind: str, message: str, g: Group, lanes: np.ndarray | None = None) -> None:
         """A finding at the group's instruction. `lanes` [n, 64] (or anything [n, ...]) tells which waves are meant."""
@@ -130,5 +144,19 @@ class Machine:
             f"{when}",
             self.instructions[pc], pc, other_pc,
             workgroup=self.group_ids[int(g.workgroup[row])], waves=(me, he),
+            other=f"{there.where}: {there.text}" + (f" at {there.source}" if there.source else ""),
+        )  # fmt: skip
+
+    def report_sharing(
+        self, g: Group, row: int, other_pc: int, verb: str, did: str, what: str, other: tuple, why: str
+    ) -> None:
+        """A race on memory between the group's wave `row` and a wave of the same or another workgroup."""
+        there, mine = self.instructions[other_pc], self.group_ids[int(g.workgroup[row])]
+        group, he = other
+        me = int(g.local[row])
+        who = f"wave {he}" if group == mine else f"wave {he} of workgroup {group}"
+        self.collector.add(
+            "memory-race", f"wave {me} {verb} {what} that {who} {did} at {there.where} ({there.text}); {why}",
+            self.instructions[g.pc], g.pc, other_pc, workgroup=mine, waves=(me, he) if group == mine else (me,),
             other=f"{there.where}: {there.text}" + (f" at {there.source}" if there.source else ""),
         )  # fmt: skip

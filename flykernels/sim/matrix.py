@@ -25,6 +25,7 @@ from .state import LANES, Group
 
 U32, F32 = np.uint32, np.float32
 _NAME = re.compile(r"^v_mfma_(f32|i32|f64)_(\d+)x(\d+)x(\d+)_?(\w+)$")
+_BLOCKS = re.compile(r"^v_mfma_(f32|i32)_(\d+)x(\d+)x(\d+)_(\d+)b_(f32|f16|bf16|i8)$")
 _SCALED = re.compile(r"^v_mfma_(scale_)?f32_(16x16x128|32x32x64)_f8f6f4$")
 INPUTS = {  # type of A, type of B, bits
     "bf16": ("bf16", "bf16", 16), "f16": ("f16", "f16", 16), "f32": ("f32", "f32", 32), "bf16_1k": ("bf16", "bf16", 16),
@@ -37,6 +38,8 @@ REGISTERS_OF = {0: 8, 1: 8, 2: 6, 3: 6, 4: 4}  # format code -> registers of a s
 def bind(i: Instruction, b: Binder) -> Callable[[Group], None] | None:
     if match := _SCALED.match(i.name):
         return _scaled(i, b, bool(match[1]), 16 if match[2].startswith("16") else 32)
+    if match := _BLOCKS.match(i.name):
+        return _blocks(i, b, int(match[2]), int(match[5]), match[6], match[1])
     if match := _NAME.match(i.name):
         out, m, n, k, kind = match[1], int(match[2]), int(match[3]), int(match[4]), match[5]
         if kind not in INPUTS or m != n or m not in (16, 32):
@@ -170,6 +173,48 @@ def _plain(i: Instruction, b: Binder, rows: int, k: int, ta: str, tb: str, bits:
         if dtype is not F32:
             product = product.astype(np.int64).astype(np.int32)
         add_into(g, where, accumulator(g), product, rows, dtype)
+
+    return run
+
+
+def _lane_values(x: np.ndarray, kind: str) -> np.ndarray:
+    """[registers, waves, 64] -> [k, waves, 64] values that each lane holds, in k order."""
+    if kind == "f32":
+        return x.view(F32)
+    if kind == "i8":
+        raw = np.ascontiguousarray(x).view(np.int8).reshape(*x.shape, 4)
+        return np.moveaxis(raw, -1, 1).reshape(-1, *x.shape[1:]).astype(np.float64)
+    low, high = (x & U32(0xFFFF), x >> U32(16))
+    halves = np.stack([low, high], 1).reshape(-1, *x.shape[1:])
+    return halves.astype(np.uint16).view(np.float16).astype(F32) if kind == "f16" else (halves << U32(16)).view(F32)
+
+
+def _blocks(i: Instruction, b: Binder, rows: int, blocks: int, kind: str, out: str):
+    """Several small products side by side: lane = row + rows * block, with all of k in one lane. D's registers hold the
+    blocks one after the other, each laid out as a single product's; of 4x4 blocks, register r of a block's lanes is row
+    r. Layouts: AMD's matrix instruction calculator."""
+    d, a, bb, c = i.operands[:4]
+    if any(i.mods.get(x) for x in ("cbsz", "abid", "blgp")):
+        raise bad(i, "broadcast or permutation of matrix operands")
+    if rows * blocks != LANES or a.count != bb.count:
+        raise bad(i, "not a shape of this instruction")
+    where, ra, rb = (b.registers.index(o.index) for o in (d, a, bb))
+    registers, count, dtype = a.count, rows * rows * blocks // LANES, F32 if out == "f32" else np.int32
+    accumulator = _accumulator(c, b, count, dtype)
+
+    def run(g: Group) -> None:
+        x, y = (_lane_values(g.V[r : r + registers], kind).reshape(-1, g.n, blocks, rows) for r in (ra, rb))
+        product = np.einsum("knbi,knbj->nbij", x, y)
+        if rows == 4:
+            tiles = product.transpose(2, 0, 1, 3)
+        else:
+            split = product.reshape(g.n, blocks, rows * rows // (4 * LANES), LANES // rows, 4, rows)
+            tiles = split.transpose(1, 2, 4, 0, 3, 5)
+        tiles = tiles.reshape(count, g.n, LANES)
+        if dtype is not F32:
+            tiles = tiles.astype(np.int64).astype(np.int32)
+        old, target = accumulator(g), (g.VF if dtype is F32 else g.VI)[where : where + count]
+        target[...] = tiles if old is None else old + tiles
 
     return run
 

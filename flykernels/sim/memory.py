@@ -70,6 +70,11 @@ class Memory:
         k = first - FIRST_SLOT
         return self.allocations[k] if 0 <= k < len(self.allocations) else None
 
+    def at(self, low: int, high: int) -> Allocation | None:
+        """The allocation of a range of addresses, if it is one."""
+        k = (low >> SLOT_BITS) - FIRST_SLOT
+        return self.allocations[k] if high >> SLOT_BITS == low >> SLOT_BITS and 0 <= k < len(self.allocations) else None
+
     def _parts(self, address: np.ndarray, mask: np.ndarray, size: int, write: bool, report: Callable):
         """Yields (allocation, offsets, lanes) with good lanes only; bad ones are reported."""
         active = address[mask]

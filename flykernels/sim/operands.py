@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .arithmetic import flush
 from .asm import AGPR, EXEC, Instruction, Operand
 from .dpp import dpp_lanes
 from .errors import UnknownInstruction
-from .state import LANES, MASK32, Group, pack_mask, unpack_mask
+from .state import DENORMALS_IN, DENORMALS_OUT, LANES, MASK32, OVERFLOW, Group, pack_mask, unpack_mask
 
 U32, U64, I64 = np.uint32, np.uint64, np.int64
 SIGN = {"f32": U32(0x80000000), "f16": U32(0x8000), "bf16": U32(0x8000), "u32": U32(0x80000000)}
@@ -152,8 +153,18 @@ def constant(o: Operand, kind: str) -> np.ndarray:
 class Binder:
     """Makes readers and writers for one kernel's instructions."""
 
-    def __init__(self, registers: Registers):
-        self.registers = registers
+    def __init__(self, registers: Registers, may_flush: bool = False):
+        self.registers, self.may_flush = registers, may_flush
+
+    def _source(self, read: Reader, kind: str) -> Reader:
+        """f32 sources, denormals flushed where the MODE register says so."""
+        if kind != "f32" or not self.may_flush:
+            return read
+
+        def flushed(g: Group) -> np.ndarray:
+            return read(g) if g.mode & DENORMALS_IN else flush(read(g))
+
+        return flushed
 
     def raw(self, o: Operand, offset: int = 0) -> Reader:
         """A 32-bit operand's bits, uint32; `offset` names a later register of a range. No modifiers."""
@@ -206,7 +217,7 @@ class Binder:
         if plain and kind in ("f32", "u32", "i32"):
             i = self.registers.index(o.index)
             if kind == "f32":
-                return lambda g: g.VF[i]
+                return self._source(lambda g: g.VF[i], kind)
             return (lambda g: g.V[i]) if kind == "u32" else (lambda g: g.VI[i])
         if high and kind in ("f16", "u16", "i16", "bf16") and o.kind != "c":
             base = self.raw(o)
@@ -219,7 +230,7 @@ class Binder:
                 read = lambda g: inner2(g) ^ U32(0x8000)
         else:
             read = self.bits(o, kind)
-        return as_type(read, kind)
+        return self._source(as_type(read, kind), kind)
 
     def writer(self, o: Operand, kind: str, offset: int = 0) -> Writer:
         """Writes a vector register (pair for wide types) from values of a type, in the active lanes."""
@@ -241,7 +252,11 @@ class Binder:
         if kind in ("f16", "u16", "i16", "bf16"):
             half = {"f16": np.float16, "u16": np.uint16, "i16": np.int16, "bf16": np.uint16}[kind]
 
+            may_saturate = self.may_flush and kind == "f16"
+
             def narrow(g: Group, x: np.ndarray) -> None:
+                if may_saturate and g.mode & OVERFLOW and np.isinf(x).any():
+                    raise UnknownInstruction("an infinite f16 result with FP16_OVFL set in MODE is not simulated")
                 bits = x.astype(half).view(np.uint16).astype(U32)
                 if g.full:
                     g.V[i] = bits
@@ -251,8 +266,11 @@ class Binder:
             return narrow
         view = {"f32": "VF", "i32": "VI"}.get(kind, "V")
         if view == "VF":
+            may_flush = self.may_flush
 
             def write_float(g: Group, x: np.ndarray) -> None:
+                if may_flush and not g.mode & DENORMALS_OUT:
+                    x = flush(x)
                 if g.full:
                     g.VF[i] = x
                 else:
@@ -295,7 +313,7 @@ class Binder:
                 ok = ok & (valid if g.full else valid & g.exec[:, lanes])
             return None if ok.all() else np.broadcast_to(ok, (g.n, LANES))
 
-        return as_type(source, kind), writable
+        return self._source(as_type(source, kind), kind), writable
 
     # -- sub-dword addressing
     def sdwa(self, o: Operand, kind: str, select: str) -> Reader:
@@ -313,7 +331,7 @@ class Binder:
                 x = x ^ U32(0x8000 if kind == "f16" else 0x80000000)
             return x
 
-        return as_type(bits, kind)
+        return self._source(as_type(bits, kind), kind)
 
 
 SDWA = {

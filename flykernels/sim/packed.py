@@ -12,10 +12,10 @@ from collections.abc import Callable
 import numpy as np
 
 from . import convert
+from .arithmetic import flush, fma16, fma32, maximum_ieee, maximum_number, minimum_ieee, minimum_number
 from .asm import Instruction
 from .operands import Binder, Reader, bad
-from .state import LANES, Group
-from .valu import fma16, fma32, maximum_number, minimum_number
+from .state import DENORMALS_IN, LANES, OVERFLOW, Group
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
 U16, I16 = np.uint16, np.int16
@@ -61,8 +61,9 @@ def _packed_f32(i: Instruction, b: Binder, f: Callable) -> Callable[[Group], Non
     clamp = bool(i.mods.get("clamp"))
 
     def run(g: Group) -> None:
-        x = f(*(r(g).view(F32) for r in first))
-        y = f(*(r(g).view(F32) for r in second))
+        keep = not b.may_flush or g.mode & DENORMALS_IN
+        value = lambda r: r(g).view(F32) if keep else flush(r(g).view(F32))
+        x, y = f(*map(value, first)), f(*map(value, second))
         if clamp:
             x, y = (np.nan_to_num(np.clip(v, 0, 1), nan=0.0) for v in (x, y))
         write_low(g, x)
@@ -92,6 +93,8 @@ PACKED_16: dict[str, tuple[str, Callable]] = {
     "v_pk_fma_f16": ("f16", fma16),
     "v_pk_min_f16": ("f16", minimum_number),
     "v_pk_max_f16": ("f16", maximum_number),
+    "v_pk_minimum3_f16": ("f16", lambda a, b, c: minimum_ieee(minimum_ieee(a, b), c)),
+    "v_pk_maximum3_f16": ("f16", lambda a, b, c: maximum_ieee(maximum_ieee(a, b), c)),
     "v_pk_add_u16": ("u16", np.add),
     "v_pk_add_i16": ("i16", np.add),
     "v_pk_sub_u16": ("u16", np.subtract),
@@ -183,8 +186,7 @@ def _dot2(unpack: Callable):
 # -- fp8
 def _to_fp8(fmt: convert.Small):
     """v_cvt_pk_fp8_f32 / bf8: two f32 into one half of the destination (op_sel[2..3]); the other half stays. Values
-    above
-    the largest become NaN or infinity, unless the MODE register's FP16_OVFL bit saturates them; it is 0 here."""
+    above the largest become NaN or infinity, unless the MODE register's FP16_OVFL bit saturates them."""
 
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
         r = b.registers.index(i.operands[0].index)
@@ -193,7 +195,8 @@ def _to_fp8(fmt: convert.Small):
         high = bool(select[-1]) if select else False
 
         def run(g: Group) -> None:
-            pair = fmt.encode(ra(g), saturate=False) | fmt.encode(rb(g), saturate=False) << U32(8)
+            top = bool(g.mode & OVERFLOW)
+            pair = fmt.encode(ra(g), saturate=top) | fmt.encode(rb(g), saturate=top) << U32(8)
             pair = np.broadcast_to(pair, (g.n, LANES))
             bits = (g.V[r] & U32(0xFFFF)) | pair << U32(16) if high else (g.V[r] & U32(0xFFFF0000)) | pair
             np.copyto(g.V[r], bits, where=g.exec)
@@ -290,7 +293,64 @@ def _scaled_up(fmt: convert.Small, target: str):
     return make
 
 
+def _bits6(codes: list[np.ndarray]) -> list[np.ndarray]:
+    """32 codes of 6 bits -> 6 registers, low bits first."""
+    words = [np.zeros(codes[0].shape, np.uint64) for _ in range(7)]
+    for k, code in enumerate(codes):
+        at, shift = divmod(6 * k, 32)
+        wide = code.astype(np.uint64) << np.uint64(shift)
+        words[at] |= wide & np.uint64(0xFFFFFFFF)
+        words[at + 1] |= wide >> np.uint64(32)
+    return [w.astype(U32) for w in words[:6]]
+
+
+def _scaled_down_32(fmt: convert.Small, source: str):
+    """v_cvt_scalef32_pk32_{fp6,bf6}_{f16,bf16}: the 32 values of 16 registers / scale -> 6 registers."""
+
+    def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        raw = [b.raw(i.operands[1], k) for k in range(16)]
+        scale, unpack = b.typed(i.operands[2], "f32"), convert.halves_f16 if source == "f16" else convert.halves_bf16
+        write = [b.writer(i.operands[0], "u32", k) for k in range(6)]
+
+        def run(g: Group) -> None:
+            by = np.exp2(-np.floor(np.log2(np.abs(scale(g)).astype(F64))))
+            values = [v for r in raw for v in unpack(np.broadcast_to(r(g), (g.n, LANES)))]
+            for w, bits in zip(write, _bits6([fmt.encode(v.astype(F64) * by) for v in values]), strict=True):
+                w(g, bits)
+
+        return run
+
+    return make
+
+
+def _scaled_up_32(fmt: convert.Small, target: str):
+    """v_cvt_scalef32_pk32_{f32,f16,bf16}_{fp6,bf6}: the 32 codes of 6 registers times scale."""
+
+    def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        raw, scale = [b.raw(i.operands[1], k) for k in range(6)], b.typed(i.operands[2], "f32")
+        kind, count = ("f32", 32) if target == "f32" else ("u32", 16)
+        write = [b.writer(i.operands[0], kind, k) for k in range(count)]
+        pack = convert.pack_bf16 if target == "bf16" else convert.pack_half
+
+        def run(g: Group) -> None:
+            by = np.exp2(np.floor(np.log2(np.abs(scale(g)).astype(F64))))
+            words = [np.broadcast_to(r(g), (g.n, LANES)).astype(np.uint64) for r in raw] + [np.uint64(0)]
+            values = []
+            for k in range(32):
+                at, shift = divmod(6 * k, 32)
+                code = (words[at] | words[at + 1] << np.uint64(32)) >> np.uint64(shift) & np.uint64(63)
+                values.append((fmt.table[code.astype(np.int64)] * by).astype(F32))
+            out = values if target == "f32" else [pack(values[2 * k], values[2 * k + 1]) for k in range(16)]
+            for w, v in zip(write, out, strict=True):
+                w(g, v)
+
+        return run
+
+    return make
+
+
 FP8 = {"fp8": convert.E4M3, "bf8": convert.E5M2}
+FP6 = {"fp6": convert.E2M3, "bf6": convert.E3M2}
 OTHERS: dict[str, Callable] = {
     "v_pk_mov_b32": _pk_mov,
     "v_fma_mix_f32": _mix("f32"),
@@ -301,6 +361,8 @@ OTHERS: dict[str, Callable] = {
     **{f"v_cvt_pk_{n}_f32": _to_fp8(f) for n, f in FP8.items()},
     **{f"v_cvt_f32_{n}{s}": _from_fp8(f, False) for n, f in FP8.items() for s in ("", "_sdwa")},
     **{f"v_cvt_pk_f32_{n}{s}": _from_fp8(f, True) for n, f in FP8.items() for s in ("", "_sdwa")},
+    **{f"v_cvt_scalef32_pk32_{n}_{s}": _scaled_down_32(f, s) for n, f in FP6.items() for s in ("f16", "bf16")},
+    **{f"v_cvt_scalef32_pk32_{t}_{n}": _scaled_up_32(f, t) for n, f in FP6.items() for t in ("f32", "f16", "bf16")},
     **{
         f"v_cvt_scalef32_pk_{n}_{s}": _scaled_down(f, s)
         for n, f in {**FP8, "fp4": convert.E2M1}.items()

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import compare, lanes, lds, matrix, packed, salu, smem, valu, vmem
+from . import compare, lanes, lds, matrix, mode, packed, salu, smem, valu, vmem
 from .asm import AGPR, EXEC, M0, VCC, Code, Instruction, Operand
 from .errors import UnknownInstruction
 from .machine import Machine
 from .operands import Binder, Registers, write_scalar
 from .smem import sgpr_key
-from .state import Group
+from .state import DENORMALS_IN, DENORMALS_OUT, Group
 
 PLAIN, BRANCH, BARRIER, END, WAIT = range(5)
 ENDS = ("s_endpgm", "s_endpgm_saved")
@@ -124,7 +124,9 @@ class Program:
     def __init__(self, code: Code, machine: Machine, at_least_vgprs: int = 1):
         self.code = code
         self.registers = Registers(code.instructions, at_least_vgprs)
-        self.binder = Binder(self.registers)
+        kept = DENORMALS_IN | DENORMALS_OUT
+        may_flush = machine.mode & kept != kept or any(map(mode.changes, code.instructions))
+        self.binder = Binder(self.registers, may_flush)
         self.machine = machine
         self.stores = [s for s in map(_store_granule, code.instructions) if s]
         self.operand_keys = self._matrix_keys()
@@ -143,6 +145,11 @@ class Program:
     def granule(self) -> int:
         """Bytes of the smallest LDS store: what the race checker keeps apart (16 if nothing is stored)."""
         return min(self.stores, default=16)
+
+    @property
+    def memory_granule(self) -> int:
+        """Bytes of the smallest store to memory, at most 4: what the checker of shared memory keeps apart."""
+        return min((s for s in map(vmem.store_size, self.code.instructions) if s), default=4)
 
     def _matrix_keys(self) -> dict[int, set[int]]:
         """{register: first registers of the matrix operands it is part of}: matrix.py caches values by the first."""
@@ -194,6 +201,7 @@ class Program:
             or packed.bind(i, b)
             or lanes.bind(i, b)
             or smem.bind(i, m)
+            or mode.bind(i)
             or lds.bind(i, b, m)
             or vmem.bind(i, b, m)
         )

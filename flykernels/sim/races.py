@@ -19,8 +19,7 @@ import numpy as np
 NEVER = np.int32(2**30)
 NOTHING = np.zeros(1, bool)
 WINDOW = 4096  # tickets: more than waves of a batch have in flight
-DS, DIRECT = 0, 1  # through the LDS unit, or a direct load from memory
-PATH = ("ds", "direct load")
+DS, DIRECT, ATOMIC = 0, 1, 2  # through the LDS unit, a direct load from memory, or an atomic of the LDS unit
 
 
 class Tickets:
@@ -181,7 +180,7 @@ class Races:
             self._tell(g, own, granule, ticket, pc, "lds-in-flight", "reads LDS that", "loads into", "own direct load")
 
     def write(self, g, p: Place, pc: int, kind: int) -> np.ndarray:
-        """Waves of group g write the granules of a place."""
+        """Waves of group g write the granules of a place. Atomics do not race with each other."""
         t, lanes, granule = self.tickets, p.lanes, p.granule
         settled = t.settled(g.first_barrier)
         ticket = self.writer.take(p.writers)
@@ -194,13 +193,19 @@ class Races:
         if late.any():
             other = t.wave[ticket] != g.waves[:, None]
             race = late & other
+            if kind == ATOMIC:
+                race &= t.kind[ticket] != ATOMIC
             if race.any():
                 self._tell(
                     g, race, granule, ticket, pc, "lds-race", "overwrites LDS that", "wrote", "write after write"
                 )
-            own = late & ~other & (stamps == NEVER) & (t.kind[ticket] != kind)
+            own = late & ~other & (stamps == NEVER) & ((t.kind[ticket] == DIRECT) != (kind == DIRECT))
             if own.any():
                 self._tell(g, own, granule, ticket, pc, "lds-in-flight", "writes LDS that", "writes", "own, other path")
+        if kind == ATOMIC and int(ticket.min()) == 0:
+            never = ticket == 0 if lanes is None else (ticket == 0) & lanes
+            if never.any():
+                self.unwritten(g, p, never)
         reads = self.reader.take(p.all_readers)  # every wave of the workgroup: [n, waves, m]
         late = NOTHING
         if int(reads.max()) >= settled:
@@ -221,7 +226,7 @@ class Races:
             self.writer[p.writers] = mine[:, None]
         else:
             self.writer[p.writers[lanes]] = np.broadcast_to(mine[:, None], p.writers.shape)[lanes]
-        if not p.apart:  # two waves of the group write one granule in the same step
+        if not p.apart and kind != ATOMIC:  # two waves of the group write one granule in the same step
             now = self.writer.take(p.writers)
             clash = now != mine[:, None]
             if lanes is not None:

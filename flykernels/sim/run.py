@@ -17,8 +17,9 @@ from .hazards import check_hazards
 from .launch import Launch
 from .load import Loaded, load
 from .machine import Machine
+from .mode import check as check_mode
 from .program import BARRIER, BRANCH, END, PLAIN, Program
-from .state import LANES, Group
+from .state import DENORMALS_OUT, LANES, Group
 
 WAVES_AT_ONCE = 32  # waves of a batch: more amortise numpy's call overhead, until arrays outgrow the cache
 BUDGET = 1_000_000  # instructions a wave: an order of magnitude over any kernel of ours
@@ -139,7 +140,10 @@ class Simulation:
         self.machine.check, self.machine.trace = check, trace
         if loaded.data:
             self.machine.image = self._place_image(loaded)
+        self.machine.mode = check_mode(kernel.mode, f"{kernel.name} starts")
         self.program = Program(loaded.code, self.machine, kernel.vgprs - kernel.agprs if kernel.vgprs else 1)
+        if check and kernel.mode & DENORMALS_OUT == 0:
+            self.collector.add("denormal-flush", "the kernel starts with f32 denormals flushed to zero")
         self.check, self.budget = check, budget
         self.waves_each = -(-self.items // LANES)
         if check:
@@ -164,10 +168,13 @@ class Simulation:
         per_batch = max(1, WAVES_AT_ONCE // self.waves_each)
         if self.machine.trace is not None or self.machine.delay_mode:
             per_batch = 1
+        self.machine.share(self.program.memory_granule, ids, self.waves_each)
         start = time.process_time()
         with np.errstate(all="ignore"):
             try:
                 for k in range(0, len(ids), per_batch):
+                    if self.machine.sharing is not None:
+                        self.machine.sharing.first = k
                     self._batch(ids[k : k + per_batch])
             finally:
                 self.launch.copy_back()
@@ -190,6 +197,7 @@ class Simulation:
         every = np.arange(n)
         g = Group(every, every // self.waves_each, every % self.waves_each, self.program.registers.count)
         g.pc = self.kernel.entry
+        g.mode = self.machine.mode
         self.launch.start(g, ids)
         groups = [g]
         if self.machine.delay_mode:
@@ -198,6 +206,8 @@ class Simulation:
         barriers = np.zeros(n, np.int64)
         while groups:
             waiting = self._to_barrier(groups, barriers)
+            if self.machine.sharing is not None:
+                self.machine.sharing.barrier(waiting)
             for w in waiting:
                 w.pass_barrier()
             groups = self._merge(waiting)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .asm import EXEC, VCC, Instruction
+from .errors import Trapped
 from .operands import bad, scalar, write_scalar
 from .state import MASK32, Group
 
@@ -53,6 +54,10 @@ def per_value(f: Callable[[int], int], bits: int) -> Callable:
 lowest = lambda v: (v & -v).bit_length() - 1
 highest = lambda bits: lambda v: bits - v.bit_length() if v else -1
 reverse = lambda bits: lambda v: int(f"{v:0{bits}b}"[::-1], 2)
+
+
+def signed64(v: int) -> int:
+    return v - (1 << 64) if v >> 63 else v
 
 
 def signed_high(bits: int):
@@ -103,6 +108,13 @@ TWO: dict[str, tuple[bool, str, Callable, Callable | None]] = {
     "s_bfe_u64": (True, W + U, lambda a, b: extract(a, b, 64, False), NZ64),
     "s_bfe_i64": (True, W + U, lambda a, b: extract(a, b, 64, True), NZ64),
     "s_bfm_b32": (False, U + U, lambda a, b: ((1 << (a & 31)) - 1) << (b & 31), None),
+    "s_bfm_b64": (
+        True,
+        U + U,
+        lambda a, b: (((U64(1) << u64(a & 63)) - U64(1)) << u64(b & 63)).view(I64),
+        None,
+    ),
+    "s_absdiff_i32": (False, S + S, lambda a, b: np.abs(a - b), NZ),
     "s_pack_ll_b32_b16": (False, U + U, lambda a, b: (a & 0xFFFF) | (b & 0xFFFF) << 16, None),
     "s_pack_lh_b32_b16": (False, U + U, lambda a, b: (a & 0xFFFF) | (b >> 16) << 16, None),
     "s_pack_hh_b32_b16": (False, U + U, lambda a, b: (a >> 16) | (b >> 16) << 16, None),
@@ -116,6 +128,9 @@ ONE: dict[str, tuple[bool, str, Callable, Callable | None]] = {
     "s_not_b32": (False, U, lambda a: ~a & MASK32, NZ),
     "s_not_b64": (True, W, lambda a: ~a, NZ64),
     "s_brev_b32": (False, U, per_value(reverse(32), 32), None),
+    "s_brev_b64": (True, W, per_value(lambda v: signed64(reverse(64)(v)), 64), None),
+    "s_ff0_i32_b64": (False, W, per_value(lambda v: lowest(~v) if v != 2**64 - 1 else -1, 64), None),
+    "s_flbit_i32_i64": (False, W, per_value(signed_high(64), 64), None),
     "s_abs_i32": (False, S, lambda a: np.abs(a), NZ),
     "s_sext_i32_i8": (False, U, lambda a: ((a & 0xFF) ^ 0x80) - 0x80, None),
     "s_sext_i32_i16": (False, U, i16, None),
@@ -137,6 +152,7 @@ SAVE_EXEC = {
     "s_xor_saveexec_b64": lambda s, e: s ^ e,
     "s_andn2_saveexec_b64": lambda s, e: s & ~e,
     "s_andn1_saveexec_b64": lambda s, e: ~s & e,
+    "s_orn1_saveexec_b64": lambda s, e: ~s | e,
     "s_orn2_saveexec_b64": lambda s, e: s | ~e,
     "s_nand_saveexec_b64": lambda s, e: ~(s & e),
     "s_nor_saveexec_b64": lambda s, e: ~(s | e),
@@ -159,8 +175,8 @@ BRANCHES: dict[str, Callable[[Group], np.ndarray] | None] = {
 # Nothing that a functional simulation sees: scheduling, priorities, cache control, traps that are off.
 NOTHING = {
     "s_nop", "s_setprio", "s_sleep", "s_inst_prefetch", "s_icache_inv", "s_dcache_inv", "s_dcache_wb", "s_ttracedata",
-    "s_incperflevel", "s_decperflevel", "s_sethalt", "s_clause", "buffer_wbl2", "buffer_inv", "buffer_wbinvl1",
-    "buffer_wbinvl1_vol", "v_nop", "s_setvskip",
+    "s_incperflevel", "s_wakeup", "s_decperflevel", "s_sethalt", "s_clause", "buffer_wbinvl1", "buffer_wbinvl1_vol",
+    "v_nop", "s_setvskip",
 }  # fmt: skip
 
 
@@ -304,12 +320,13 @@ def _with_immediate(f: Callable, scc: Callable | None):
     return make
 
 
-def _bit_set(value: int):
+def _bit_set(value: int, wide: bool):
     def make(i: Instruction) -> Function:
-        old, at, write = scalar(i.operands[0]), scalar(i.operands[1]), write_scalar(i.operands[0])
+        old, write, last = scalar(i.operands[0], wide), write_scalar(i.operands[0], wide), 63 if wide else 31
+        at = scalar(i.operands[1])
         if value:
-            return lambda g: write(g, old(g) | (np.int64(1) << (at(g) & 31)))
-        return lambda g: write(g, old(g) & ~(np.int64(1) << (at(g) & 31)))
+            return lambda g: write(g, old(g) | (np.int64(1) << (at(g) & last)))
+        return lambda g: write(g, old(g) & ~(np.int64(1) << (at(g) & last)))
 
     return make
 
@@ -326,6 +343,19 @@ def _bit_test(value: int, wide: bool):
     return make
 
 
+def _cmov_immediate(i: Instruction) -> Function:
+    old, imm, write = scalar(i.operands[0]), scalar(i.operands[1]), write_scalar(i.operands[0])
+    return lambda g: write(g, np.where(g.scc != 0, i16(imm(g)), old(g)))
+
+
+def _trap(i: Instruction) -> Function:
+    def run(g: Group) -> None:
+        waves = ", ".join(str(int(w)) for w in g.local[:8])
+        raise Trapped(f"{i.where}: {i.text}: the kernel trapped, as it does where an assertion fails (wave {waves})")
+
+    return run
+
+
 OTHERS: dict[str, Callable[[Instruction], Function]] = {
     "s_addc_u32": _carry(1),
     "s_subb_u32": _carry(-1),
@@ -336,8 +366,12 @@ OTHERS: dict[str, Callable[[Instruction], Function]] = {
     "s_movk_i32": _with_immediate(lambda d, k: k, None),
     "s_addk_i32": _with_immediate(lambda d, k: d + k, _overflow),
     "s_mulk_i32": _with_immediate(lambda d, k: d * k, None),
-    "s_bitset0_b32": _bit_set(0),
-    "s_bitset1_b32": _bit_set(1),
+    "s_cmovk_i32": _cmov_immediate,
+    "s_trap": _trap,
+    "s_bitset0_b32": _bit_set(0, False),
+    "s_bitset1_b32": _bit_set(1, False),
+    "s_bitset0_b64": _bit_set(0, True),
+    "s_bitset1_b64": _bit_set(1, True),
     "s_bitcmp0_b32": _bit_test(0, False),
     "s_bitcmp1_b32": _bit_test(1, False),
     "s_bitcmp0_b64": _bit_test(0, True),

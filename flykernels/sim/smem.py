@@ -9,7 +9,7 @@ import numpy as np
 
 from .asm import Instruction
 from .machine import Machine
-from .operands import bad, scalar, write_scalar
+from .operands import scalar, write_scalar
 from .state import Group, Pending
 
 SIZES = {"": 1, "x2": 2, "x4": 4, "x8": 8, "x16": 16}
@@ -27,8 +27,6 @@ def bind(i: Instruction, m: Machine) -> Callable[[Group], None] | None:
         return _load(i, m)
     if i.name in ("s_memtime", "s_memrealtime"):
         return _time(i)
-    if i.name in ("s_getreg_b32", "s_setreg_b32", "s_setreg_imm32_b32"):
-        return _hardware_register(i)
     return None
 
 
@@ -53,6 +51,7 @@ def _load(i: Instruction, m: Machine) -> Callable[[Group], None]:
         mask = np.ones((g.n, 1), bool)
         if buffer:
             mask = (at + 4 * count <= g.S[descriptor + 2])[:, None]
+        m.touch(g, np.broadcast_to(address, g.n)[:, None], mask, 4 * count, write=False, track=False)
         data = m.memory.read(
             np.broadcast_to(address, g.n)[:, None], mask, 4 * count, lambda k, t, lanes: m.report(k, t, g, lanes)
         )
@@ -70,16 +69,3 @@ def _time(i: Instruction) -> Callable[[Group], None]:
     """A clock that advances by the instruction count would be a lie; it reads 0."""
     write = write_scalar(i.operands[0], wide=True)
     return lambda g: write(g, np.zeros(g.n, np.int64))
-
-
-def _hardware_register(i: Instruction) -> Callable[[Group], None]:
-    """Reads of identity registers (XCC_ID, HW_ID) give 0; writes of MODE other than what the descriptor set are
-    refused,
-    since rounding and denormals are fixed in this simulator."""
-    text = i.operands[1].word if i.name == "s_getreg_b32" else i.operands[0].word
-    if i.name == "s_getreg_b32":
-        if not any(x in text for x in ("XCC_ID", "HW_ID", "HW_REG_HW_ID", "LDS_ALLOC")):
-            raise bad(i, "reads a hardware register that is not simulated")
-        write = write_scalar(i.operands[0])
-        return lambda g: write(g, np.zeros(g.n, np.int64))
-    raise bad(i, "changes the MODE register (rounding, denormals), which is not simulated")

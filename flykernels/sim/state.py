@@ -20,6 +20,8 @@ SGPRS = 128  # numbers of scalar operands that name registers (CDNA3 ISA, operan
 MASK32 = 0xFFFFFFFF
 LANE = np.arange(LANES)
 POISON = np.uint32(0x7FC1DEAD)  # a NaN in f32, and in both halves' upper one in bf16: shows in any result it reaches
+DENORMALS_IN, DENORMALS_OUT = 1 << 4, 1 << 5  # of MODE: f32 denormals of sources and of results are kept
+OVERFLOW = 1 << 23  # of MODE: FP16_OVFL
 VM_MAX, LGKM_MAX = 63, 15  # the counters' widths on gfx9: an operation beyond waits for the oldest at issue
 
 
@@ -121,7 +123,7 @@ class Group:
         self.busy: set[int] = set()
         self.unpacked: dict = {}  # matrix operands as floats, by register: see matrix.py
         self.scratch: np.ndarray | None = None  # [n, 64, bytes] private memory
-        self.mode_vgpr = None
+        self.mode = 0  # the MODE register
 
     def set_registers(self, v: np.ndarray) -> None:
         self.V = v
@@ -177,12 +179,12 @@ class Group:
                 if id(p) not in copies:
                     copies[id(p)] = p.take(index)
             setattr(g, name, [copies[id(p)] for p in queue])
-        g.busy, g.unpacked, g.mode_vgpr = set(self.busy), {}, self.mode_vgpr
+        g.busy, g.unpacked, g.mode = set(self.busy), {}, self.mode
         return g
 
     def signature(self) -> tuple:
         """Equal for groups whose operations in flight are the same instructions: such groups can merge."""
-        return (self.pc, *(tuple((p.pc, p.holds) for p in getattr(self, q)) for q in ("vm", "ds", "sm")))
+        return (self.pc, self.mode, *(tuple((p.pc, p.holds) for p in getattr(self, q)) for q in ("vm", "ds", "sm")))
 
     @staticmethod
     def join(groups: list[Group]) -> Group:
@@ -205,7 +207,7 @@ class Group:
                 if id(parts[0]) not in joined:
                     joined[id(parts[0])] = Pending.join(list(parts)).take(order)
             setattr(g, name, [joined[id(p)] for p in queues[0]])
-        g.busy, g.unpacked, g.mode_vgpr = set(first.busy), {}, first.mode_vgpr
+        g.busy, g.unpacked, g.mode = set(first.busy), {}, first.mode
         return g
 
 

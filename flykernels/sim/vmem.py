@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .asm import M0, Instruction
+from .atomic_ops import of_memory
 from .lds import land, scatter
 from .machine import Machine
 from .operands import Binder, bad, scalar
@@ -31,6 +32,8 @@ _ATOMIC = re.compile(r"^(buffer|global|flat)_atomic_(\w+)$")
 
 
 def bind(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None] | None:
+    if i.name in ("buffer_wbl2", "buffer_inv"):
+        return _cache(i, m)
     if match := _NAME.match(i.name):
         kind, action, direct, what = match.groups()
         if what not in SIZE:
@@ -42,6 +45,28 @@ def bind(i: Instruction, b: Binder, m: Machine) -> Callable[[Group], None] | Non
     if match := _ATOMIC.match(i.name):
         return _atomic(i, b, m, match[1], match[2])
     return None
+
+
+def store_size(i: Instruction) -> int:
+    """Bytes of an element that an instruction stores to memory, at most 4; 0 if it stores nothing there."""
+    match = _NAME.match(i.name)
+    if match and match[2] == "store" and match[1] != "scratch" and match[4] in SIZE:
+        return min(4, SIZE[match[4]])
+    return 4 if _ATOMIC.match(i.name) else 0
+
+
+def _cache(i: Instruction, m: Machine) -> Callable[[Group], None]:
+    """Write-back and invalidation of caches. The first is waited for with vmcnt; the second takes effect by order alone
+    (LLVM's memory model waits for neither, nor counts it)."""
+    device, back = bool(i.mods.get("sc1")), i.name == "buffer_wbl2"
+
+    def run(g: Group) -> None:
+        if m.sharing is not None and device:
+            (m.sharing.write_back if back else m.sharing.drop)(g)
+        if back:
+            _queue(g, m, Pending(frozenset(), None, pc=g.pc), "buffer")
+
+    return run
 
 
 # -- addresses: (group) -> (address [n, 64] int64, lanes that take part [n, 64]), for `size` bytes
@@ -178,17 +203,23 @@ def _aligned(m: Machine, g: Group, address: np.ndarray, mask: np.ndarray, size: 
             m.report("misaligned", f"address {int(address[wrong][0]):#x} is not a multiple of {step}", g, wrong)
 
 
-def _fetch(m: Machine, g: Group, place: Callable, kind: str, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(data [words, n, 64], addresses, lanes in range)."""
+def _fetch(
+    m: Machine, g: Group, place: Callable, kind: str, size: int, device: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(data [words, n, 64], addresses, lanes in range). device: at device scope."""
     address, mask = place(g, size)
     if kind == "scratch":
         return _scratch_read(m, g, address, mask, size), address, mask
     _aligned(m, g, address, mask, size)
     limits = place.limits(g, size, address) if hasattr(place, "limits") else None
     if limits is None:
+        m.touch(g, address, mask, size, write=False, device=device)
         data = m.memory.read(address, mask, size, _report(m, g))
     else:  # a buffer's end inside some lane's access: dword by dword
-        parts = [m.memory.read(address + 4 * k, mask & limits[k], 4, _report(m, g)) for k in range(size // 4)]
+        parts = []
+        for k in range(size // 4):
+            m.touch(g, address + 4 * k, mask & limits[k], 4, write=False, device=device)
+            parts.append(m.memory.read(address + 4 * k, mask & limits[k], 4, _report(m, g)))
         data = np.concatenate(parts)
     return data, address, mask
 
@@ -227,9 +258,10 @@ def _load(i: Instruction, b: Binder, m: Machine, kind: str, place: Callable, siz
         signed = False
     bits = 8 * size
     keep = (0xFFFF if high else 0xFFFF0000) if d16 else 0
+    device = bool(i.mods.get("sc1"))
 
     def run(g: Group) -> None:
-        data, address, mask = _fetch(m, g, place, kind, size)
+        data, address, mask = _fetch(m, g, place, kind, size, device)
         if signed:
             data = ((data ^ U32(1 << (bits - 1))) - U32(1 << (bits - 1))).astype(U32)
         if d16:
@@ -248,13 +280,15 @@ def _load(i: Instruction, b: Binder, m: Machine, kind: str, place: Callable, siz
                 target[...] = POISON
             else:
                 np.copyto(target, POISON, where=active)
-        _queue(g, p, kind)
+        _queue(g, m, p, kind)
 
     return run
 
 
-def _queue(g: Group, p: Pending, kind: str) -> None:
+def _queue(g: Group, m: Machine, p: Pending, kind: str) -> None:
     """vmcnt counts all vector memory; flat accesses count in lgkmcnt too, since they may be LDS ones."""
+    if m.sharing is not None:
+        m.sharing.issue(g)
     if kind == "flat":
         p.holds = 2
         g.issue(g.ds, p, 15)
@@ -265,7 +299,7 @@ def _store(i: Instruction, b: Binder, m: Machine, kind: str, place: Callable, si
     source = i.operands[0] if kind == "buffer" else i.operands[1]
     words = max(1, size // 4)
     values = [b.raw(source, k) for k in range(words)]
-    high = what.endswith("_hi")
+    high, device = what.endswith("_hi"), bool(i.mods.get("sc1"))
 
     def run(g: Group) -> None:
         data = np.stack([spread(v(g), g.n) for v in values])
@@ -282,14 +316,16 @@ def _store(i: Instruction, b: Binder, m: Machine, kind: str, place: Callable, si
             _aligned(m, g, address, mask, size)
             limits = place.limits(g, size, address) if hasattr(place, "limits") else None
             if limits is None:
+                m.touch(g, address, mask, size, write=True, device=device)
                 m.memory.write(address, mask, size, data, _report(m, g))
             else:
                 for k in range(words):
+                    m.touch(g, address + 4 * k, mask & limits[k], 4, write=True, device=device)
                     m.memory.write(address + 4 * k, mask & limits[k], 4, data[k : k + 1], _report(m, g))
         if m.trace is not None:
             m.trace.memory(g, i, address, mask, size)
         m.late(g)
-        _queue(g, Pending(frozenset(), None, pc=g.pc), kind)
+        _queue(g, m, Pending(frozenset(), None, pc=g.pc), kind)
 
     return run
 
@@ -301,7 +337,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
         raise bad(i, "this size of a direct load")
     step = max(4, size)
     immediate = i.mods.get("offset", 0)
-    kind = i.name.split("_")[0]
+    kind, device = i.name.split("_")[0], bool(i.mods.get("sc1"))
     lane_bytes = LANE * step
 
     known: dict[bytes, tuple[bytes, Place]] = {}
@@ -325,7 +361,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
         return made
 
     def run(g: Group) -> None:
-        data, address, mask = _fetch(m, g, place, kind, size)
+        data, address, mask = _fetch(m, g, place, kind, size, device)
         to = target(g)
         ticket = m.races.write(g, to, g.pc, DIRECT) if m.races is not None else None
         p = Pending(
@@ -339,7 +375,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
             p.land, p.data = _retire_direct, None
         elif m.poison and late is None:
             scatter(m, to, step, np.asarray(POISON))
-        g.issue(g.vm, p, VM_MAX)
+        _queue(g, m, p, kind)
 
     return run
 
@@ -371,62 +407,12 @@ def _land_direct(g: Group, p: Pending) -> None:
 
 
 # -- atomics
-def _float(f: Callable) -> Callable:
-    def apply(old: int, x: int, size: int) -> int:
-        t, u = (np.float32, U32) if size == 4 else (np.float64, np.uint64)
-        a, c = np.array([old, x], u).view(t)
-        return int(np.array([f(a, c)], t).view(u)[0])
-
-    return apply
-
-
-def _packed(kind: str) -> Callable:
-    from .convert import half_bits, halves_bf16, halves_f16, pack_bf16
-
-    def apply(old: int, x: int, size: int) -> int:
-        unpack = halves_f16 if kind == "f16" else halves_bf16
-        (a0, a1), (b0, b1) = unpack(np.array([old], U32)), unpack(np.array([x], U32))
-        if kind == "bf16":
-            return int(pack_bf16(a0 + b0, a1 + b1)[0])
-        return int((half_bits(a0 + b0) | half_bits(a1 + b1) << U32(16))[0])
-
-    return apply
-
-
-def _signed(x: int, size: int) -> int:
-    bits = 8 * size
-    return x - (1 << bits) if x >> (bits - 1) else x
-
-
-ATOMICS: dict[str, Callable[[int, int, int], int]] = {
-    "swap": lambda old, x, n: x,
-    "add": lambda old, x, n: old + x,
-    "sub": lambda old, x, n: old - x,
-    "and": lambda old, x, n: old & x,
-    "or": lambda old, x, n: old | x,
-    "xor": lambda old, x, n: old ^ x,
-    "umin": lambda old, x, n: min(old, x),
-    "umax": lambda old, x, n: max(old, x),
-    "smin": lambda old, x, n: min(_signed(old, n), _signed(x, n)),
-    "smax": lambda old, x, n: max(_signed(old, n), _signed(x, n)),
-    "inc": lambda old, x, n: 0 if old >= x else old + 1,
-    "dec": lambda old, x, n: x if old == 0 or old > x else old - 1,
-    "add_f32": _float(lambda a, c: a + c),
-    "add_f64": _float(lambda a, c: a + c),
-    "min_f64": _float(np.fmin),
-    "max_f64": _float(np.fmax),
-    "pk_add_f16": _packed("f16"),
-    "pk_add_bf16": _packed("bf16"),
-}
-
-
 def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Callable[[Group], None] | None:
     """One lane after another; sc0 (glc) returns the old value."""
-    size = 8 if what.endswith("_x2") or what.endswith("f64") else 4
-    name = what.removesuffix("_x2")
-    compare = name == "cmpswap"
-    if not compare and name not in ATOMICS:
+    op = of_memory(what)
+    if op is None:
         return None
+    size = op.size
     returns = bool(i.mods.get("sc0") or i.mods.get("glc"))
     operands = list(i.operands)
     if kind == "buffer":
@@ -437,7 +423,7 @@ def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Call
         address, value, *more = operands[1:] if returns else operands
         place = _flat(i, b, [address, *more])
     words = size // 4
-    values = [b.raw(value, k) for k in range(words * (2 if compare else 1))]
+    values = [b.raw(value, k) for k in range(words * op.data)]
     where = b.registers.index(destination.index) if returns else 0
     registers = frozenset(range(where, where + words)) if returns else frozenset()
     top = (1 << 8 * size) - 1
@@ -446,6 +432,7 @@ def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Call
     def run(g: Group) -> None:
         at, mask = place(g, size)
         _aligned(m, g, at, mask, size)
+        m.touch(g, at, mask, size, write=True, device=True, atomic=True, returns=returns)
         x = [np.broadcast_to(v(g), (g.n, LANES)) for v in values]
         out = np.zeros((words, g.n, LANES), U32)
         report = _report(m, g)
@@ -454,11 +441,8 @@ def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Call
             one[w, lane] = True
             old_words = m.memory.read(at, one, size, report)
             old = join(old_words, w, lane)
-            if compare:
-                swap, expected = join(x[:words], w, lane), join(x[words:], w, lane)
-                new = swap if old == expected else old
-            else:
-                new = ATOMICS[name](old, join(x, w, lane), size) & top
+            given = tuple(join(x[k : k + words], w, lane) for k in range(0, len(x), words))
+            new = op.apply(old, given, 8 * size) & top
             data = np.zeros((words, g.n, LANES), U32)
             for k in range(words):
                 data[k, w, lane] = new >> 32 * k & 0xFFFFFFFF
@@ -470,6 +454,6 @@ def _atomic(i: Instruction, b: Binder, m: Machine, kind: str, what: str) -> Call
         if m.late(g) is False and returns:
             land(g, p)
             p = Pending(frozenset(), None, pc=g.pc)
-        _queue(g, p, kind)
+        _queue(g, m, p, kind)
 
     return run

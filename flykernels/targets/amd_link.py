@@ -25,11 +25,15 @@ class LinkerMissing(RuntimeError):
     """No way to link an AMD code object on this machine; says what was tried and what to install."""
 
     def __init__(self, tried: list[str]):
+        self.tried = tried
         super().__init__(
             "linking a gfx950 code object needs ld.lld or Triton, and this machine has neither: "
             + "; ".join(tried)
             + ". Do: pip install triton (or apt install lld, or set ROCM_PATH to a ROCm installation)"
         )
+
+    def __reduce__(self):  # to another process and back
+        return LinkerMissing, (self.tried,)
 
 
 @cache
@@ -50,7 +54,8 @@ def find_triton():
     try:
         compiler = importlib.import_module("triton.backends.amd.compiler")
         native = importlib.import_module("triton._C.libtriton").amd
-        return compiler.assemble_amdgcn, native.link_hsaco
+        assemble = getattr(compiler, "assemble_amdgcn", None) or native.assemble_amdgcn  # the latter before 3.9
+        return assemble, native.link_hsaco
     except (ImportError, AttributeError):
         return None
 

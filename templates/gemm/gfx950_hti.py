@@ -103,15 +103,15 @@ def interleaved_loop(
     def tile(number, t, acc, held):
         """K tile t, which is `number` in the plan or one like it; held: the halves that were read early."""
         for g, phase in enumerate(phases, count * number):
-            for half, ahead in phase.reads:
-                if number + ahead < tiles:
-                    held = held | {half: read(half, t + ahead)}
+            got = {half: read(half, t + ahead) for half, ahead in phase.reads if number + ahead < tiles}
+            held = held | {half: got[half] for half, ahead in phase.reads if not ahead}
             for r, n in plan.fetch(g):
                 r.prefetch(t // per + (n - number // per) if slots and r in slots.rings else t + (n - number))
             wait(g + 1)  # for the next phase already: the other group reads a barrier earlier
             k.phase_end()
             acc = acc | multiplied(k, mma, held, {q: acc[q] for q in phase.quadrants})
             k.phase_end()
+            held = held | got
         return acc, {half: held[half] for half in early}
 
     plan.prologue()

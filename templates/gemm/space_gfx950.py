@@ -14,7 +14,7 @@ from math import ceil
 from flykernels.targets.gpu import GpuLimits
 
 from .gfx950 import why_not
-from .gfx950_config import DIRECT_BYTES, Gfx950Config, along_k, direct_bytes
+from .gfx950_config import DIRECT_BYTES, Gfx950Config, direct_bytes
 from .gfx950_hti import SCHEDULES
 from .problem import GemmProblem
 from .space import Candidate, Dropped, Space
@@ -28,12 +28,11 @@ SPLITS, K_WAVES = (2, 4, 8, 16), (2, 4)
 KEPT, KEPT_OF_A_TILE = 10, 3  # as many as are compiled and measured; of those that share tile_m and tile_n
 SPLIT_OF_A_BATCH = 4  # of the kept, where the number of workgroups is not known: it grows with the batch
 SUMS_MOST = 128  # of C a lane, with half the registers a SIMD's two waves have
-RING_SUMS_MOST = 64  # in a ring, whose epilogue LLVM takes seconds over otherwise
 SPLIT_SUMS_MOST = 64  # where slices are added up: as many again are on their way from memory
 ADDRESS_REGISTERS = 24  # of a wave: thread offsets, LDS addresses, what the compiler keeps besides
-ACROSS_REGISTERS = 24  # of an operand that is read transposed: two addresses and two halves for every vector
 SCALARS_MOST, SCALARS_MOST_CUT = 96, 40  # of stages x loads: each has its LDS address in a scalar register; where the
 # last K tile is cut, or loads are narrow, more of the others are taken
+SHARED = 0.8  # of the time do interleaved workgroups keep the matrix units of one compute unit busy: their bursts meet
 BARRIER_CYCLES = 40  # a wait and a barrier, each K tile
 PHASE_CYCLES, MOVE_CYCLES = 8, 140  # a barrier; from a phase's first LDS read to the barrier after its last has come
 WIDEST_READ = 16  # bytes a lane
@@ -124,8 +123,6 @@ def registers(p: GemmProblem, cfg: Gfx950Config) -> int:
     if cfg.interleaved:
         steps = cfg.tile_k // atom.a.tile[1]
         operands = steps * (rows * per_lane(atom.a) + 2 * columns * per_lane(atom.b))
-        if cfg.schedule == "four" and not (along_k(p, "a") and along_k(p, "b")):
-            operands += 2 * ACROSS_REGISTERS
     else:
         operands = steps * (rows * per_lane(atom.a) + columns * per_lane(atom.b))
     chunk = direct_bytes(p) or WIDEST_READ
@@ -152,7 +149,8 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
     if cfg.workgroup_size > limits.max_workgroup:
         return f"{cfg.workgroup_size} threads; a workgroup has at most {limits.max_workgroup}"
     if cfg.interleaved and not direct_bytes(p):
-        return f"halves come straight into LDS, {DIRECT_BYTES[-1]} bytes a lane at least: operands are not aligned so"
+        least = f"halves come straight into LDS, {DIRECT_BYTES[-1]} bytes a lane at least"
+        return f"{least}: operands are not aligned so, and sums leave no registers to bring them in"
     if cfg.tile_k % (atom.a.tile[1] * cfg.k_waves):
         return f"{cfg.k_waves} waves along K need tiles of {atom.a.tile[1] * cfg.k_waves} of K"
     if cfg.k_waves > 1 and cfg.tile_m * cfg.tile_n < 4 * cfg.workgroup_size:
@@ -168,7 +166,7 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
     if cfg.lds_bytes(p) > limits.shared_bytes:
         return f"{cfg.lds_bytes(p)} bytes of LDS; a workgroup has {limits.shared_bytes}"
     sums = cfg.tile_m * cfg.tile_n * cfg.k_waves // cfg.workgroup_size
-    most = SPLIT_SUMS_MOST if cfg.split_k > 1 else SUMS_MOST if cfg.interleaved else RING_SUMS_MOST
+    most = SPLIT_SUMS_MOST if cfg.split_k > 1 else SUMS_MOST
     if sums > most:
         return f"{sums} sums a lane; at most {most} here"
     each = limits.registers // ceil(cfg.workgroup_size // limits.lanes / limits.simds)
@@ -200,12 +198,13 @@ def estimate(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> tuple[floa
     side = max(1, min(limits.shared_bytes // cfg.lds_bytes(p), by_registers))
     together = min(side, ceil(groups / limits.compute_units))  # workgroups that share a compute unit
     at_once = limits.compute_units * together
-    fill, level = _fill(p, cfg, min(groups, at_once), limits)
+    fill, level = _fill(p, cfg, min(groups, at_once), together, limits)
     fill = max(fill * slower, write) * together
     hidden = cfg.stages - 1  # K tiles on their way while one is multiplied
     alone = _phases(p, cfg, multiply, limits) if cfg.interleaved else multiply + read + write
+    shared = SHARED if cfg.interleaved and together > 1 else 1
     slowest, why = max(
-        (multiply * together, "matrix units"), (read * together, "LDS reads"), (fill, level),
+        (multiply * together / shared, "matrix units"), (read * together, "LDS reads"), (fill, level),
         (alone, "waves in step"), ((WARM + fill) / hidden if not cfg.interleaved else 0, "latency"),
     )  # fmt: skip
     barriers = 0 if cfg.interleaved else BARRIER_CYCLES
@@ -240,16 +239,16 @@ def _phases(p: GemmProblem, cfg: Gfx950Config, multiply: float, limits: GpuLimit
     return cycles
 
 
-def _fill(p: GemmProblem, cfg: Gfx950Config, groups: int, limits: GpuLimits) -> tuple[float, str]:
-    """(cycles until a unit's loads of one K tile have come, what bounds them) while `groups` workgroups run."""
+def _fill(p: GemmProblem, cfg: Gfx950Config, groups: int, together: int, limits: GpuLimits) -> tuple[float, str]:
+    """(cycles that one workgroup's loads of a K tile take, what bounds them) while `groups` run, `together` a unit."""
     return _fill_of(
         ceil(p.m_hint / cfg.tile_m), ceil(p.n / cfg.tile_n), min(cfg.tile_m, p.m_hint), min(cfg.tile_n, p.n),
-        cfg.tile_k * p.input_type.bytes, cfg.split_k, cfg.group_m, groups, limits,
+        cfg.tile_k * p.input_type.bytes, cfg.split_k, cfg.group_m, groups, together, limits,
     )  # fmt: skip
 
 
 @lru_cache(4096)
-def _fill_of(rows, columns, tile_m, tile_n, depth, split, group_m, groups, limits: GpuLimits) -> tuple[float, str]:
+def _fill_of(rows, columns, tile_m, tile_n, depth, split, group_m, groups, together, limits) -> tuple[float, str]:
     def distinct(count: int) -> float:
         """Bytes that `count` neighbours in the order of order.py read of A and B, each once."""
         layers = max(1.0, count / (rows * columns))
@@ -260,7 +259,6 @@ def _fill_of(rows, columns, tile_m, tile_n, depth, split, group_m, groups, limit
         return layers * (min(rows, deep) * tile_m + wide * tile_n) * depth
 
     dies = min(groups, limits.dies)
-    together = max(1, groups // limits.compute_units)
     found = (
         ((tile_m + tile_n) * depth / limits.shared_fill, "loads"),
         (dies * distinct(ceil(groups / dies)) / (LAST_LEVEL * together), "last-level cache"),

@@ -69,6 +69,11 @@ class Workers:
         with ThreadPoolExecutor(self.count) as threads:
             return list(threads.map(one, configs))
 
+    def pids(self) -> list[int]:
+        """Of the processes that are idle now."""
+        with self._idle.mutex:
+            return [w.pid for w in self._idle.queue if w is not None]
+
     def _start(self) -> subprocess.Popen:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         return subprocess.Popen(

@@ -150,6 +150,18 @@ def test_candidates_compile_quickly_and_fit(m, n, k, kw):
         assert code.registers <= gfx950.limits.registers // waves
 
 
+@pytest.mark.parametrize("config", [
+    Gfx950Config(128, 128, 64, 2, (2, 2)), Gfx950Config(128, 128, 64, 2, (2, 2), "32x32x16"),
+    Gfx950Config(128, 128, 64, 2, (2, 4), schedule="four"),
+], ids=str)  # fmt: skip
+def test_epilogues_of_elements_one_by_one_fit_too(config):
+    """Each element of C has its own mask, of bias and residual too: no spills, and right."""
+    p = problem(n=131, k=128, b="col", bias="full", activation="gelu", residual=True, align_a=4, align_b=4, align_c=2)
+    code = compiled(p, config)
+    assert code.spills == 0 and code.scratch_bytes == 0
+    run(p, config, 77, pads=(0, 0, 1), code=code)
+
+
 def test_the_same_problem_gives_the_same_bytes():
     p = problem()
     assert build(p, SMALL, gfx950).to_bytes() == build(p, SMALL, gfx950).to_bytes()

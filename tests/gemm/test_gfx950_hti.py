@@ -97,10 +97,11 @@ def test_any_shape(m, n, k, layouts, align, dtype, schedule, seed):
 @pytest.mark.parametrize("schedule", BOTH)
 def test_it_fits_two_waves_a_simd(schedule):
     epilogue = {"bias": "row", "activation": "gelu", "residual": True}
-    across = [{"a": "col", "b": "row"}] if schedule == "eight" else []  # "four" would spill: space_gfx950 drops it
-    for kw in ({}, {"dtype": "f16"}, epilogue, *across):
-        code = compiled(problem(n=4096, k=4096, **kw), large(schedule))
-        assert code.registers <= 256 and code.spills == 0 and code.scratch_bytes == 0, kw
+    sizes = {"n": 4096, "k": 4096}, {"n": 14336, "k": 4104}, {"n": 4001, "k": 192, "align_c": 2}
+    for size in sizes:
+        for kw in ({}, {"dtype": "f16"}, epilogue, {"a": "col", "b": "row"}, {"a": "col"}, {"b": "row"}):
+            code = compiled(problem(**size, **kw), large(schedule))
+            assert code.registers <= 256 and code.spills == 0 and code.scratch_bytes == 0, (size, kw)
         assert code.shared_bytes == 128 * 1024
 
 

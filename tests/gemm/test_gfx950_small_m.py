@@ -33,7 +33,8 @@ def test_k_split_over_workgroups(split, kw):
 
 @pytest.mark.parametrize("k", [1024 - 8, 1024 + 8, 1024 + 3, 1024 - 3, 9 * 128, 11 * 128, 10 * 128 + 56])
 @pytest.mark.parametrize("split, kw", [
-    (2, {}), (4, {}), (8, {"a": "col", "b": "row"}), (4, {"align_a": 4, "align_b": 4}), (4, {"align_a": 2, "align_b": 2}),
+    (2, {}), (4, {}), (8, {"a": "col", "b": "row"}), (4, {"align_a": 4, "align_b": 4}),
+    (4, {"align_a": 2, "align_b": 2}),
 ], ids=str)  # fmt: skip
 def test_k_that_does_not_split_evenly(k, split, kw):
     """Slices that differ by a K tile, and a last one that ends within a tile, within 16 bytes or within 4."""

@@ -25,6 +25,7 @@ def pool():
 def test_the_same_bytes_as_in_this_process(pool):
     built = pool.build_all(P, CONFIGS, "gfx950")
     assert [b.to_bytes() for b in built] == [build(P, c, gfx950).to_bytes() for c in CONFIGS]
+    assert len(set(pool.pids())) == 2  # all idle again
 
 
 def test_a_kernel_that_cannot_be_built_costs_only_itself(pool):

@@ -7,7 +7,9 @@ import numpy as np
 from flykernels.sim import run_on_sim
 
 
-def kernel(body: str, arguments: str = "p", waves: int = 1, lds: int = 0, scratch: int = 0, name: str = "k") -> str:
+def kernel(
+    body: str, arguments: str = "p", waves: int = 1, lds: int = 0, scratch: int = 0, name: str = "k", denorm: int = 3
+) -> str:
     """Assembly text of a kernel. `arguments`: one letter each, p pointer, i 32-bit value; s[0:1] is the kernarg
     pointer,
     s2 the workgroup's number, v0 the work-item's."""
@@ -31,7 +33,7 @@ def kernel(body: str, arguments: str = "p", waves: int = 1, lds: int = 0, scratc
 		.amdhsa_user_sgpr_count 2
 		.amdhsa_user_sgpr_kernarg_segment_ptr 1
 		.amdhsa_system_sgpr_workgroup_id_x 1
-		.amdhsa_float_denorm_mode_32 3
+		.amdhsa_float_denorm_mode_32 {denorm}
 	.end_amdhsa_kernel
 	.amdgpu_metadata
 ---
@@ -57,7 +59,7 @@ POINTER = (
 
 def run(body: str, args, **options):
     """Runs a hand-written kernel; options of `kernel` and of run_on_sim."""
-    for_kernel = {k: options.pop(k) for k in ("arguments", "waves", "lds", "scratch", "name") if k in options}
+    for_kernel = {k: options.pop(k) for k in ("arguments", "waves", "lds", "scratch", "name", "denorm") if k in options}
     return run_on_sim(kernel(body, **for_kernel), args, **options)
 
 

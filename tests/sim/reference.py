@@ -227,6 +227,36 @@ def med3(a: int, b: int, c: int) -> int:
     return number_max(number_min(a, b), number_min(number_max(a, b), c))
 
 
+def dot(bits: int, signed: bool):
+    """Sum of products of the fields of two registers, added to the third."""
+    field = lambda x, k: x >> k & (1 << bits) - 1
+    value = lambda x, k: field(x, k) - ((field(x, k) >> bits - 1) << bits if signed else 0)
+    return lambda a, b, c: c + sum(value(a, k) * value(b, k) for k in range(0, 32, bits))
+
+
+def floor_int(a: int) -> int:
+    if isnan(a):
+        return 0
+    x = f32(a)
+    return max(-(2**31), min(2**31 - 1, math.floor(x))) if math.isfinite(x) else (2**31 - 1 if x > 0 else -(2**31))
+
+
+def half_number(pick):
+    """Minimum or maximum of f16 numbers, a NaN losing, -0 below +0."""
+    key = lambda u: (f16(u), -(u >> 15 & 1))
+
+    def f(*codes):
+        numbers = [c for c in codes if not math.isnan(f16(c))]
+        return pick(numbers, key=key) & 0xFFFF if numbers else 0x7E00
+
+    return f
+
+
+def half_one(f):
+    """A function of one f16, kept where it is not finite."""
+    return lambda a: a & 0xFFFF if not math.isfinite(f16(a)) else bits16(math.copysign(f(f16(a)), f16(a)))
+
+
 # (instruction text with {d} {a} {b} {c}, function of the source bits, float result?)
 VECTOR = [
     ("v_mov_b32 {d}, {a}", lambda a: a, False),
@@ -310,6 +340,27 @@ VECTOR = [
     ("v_pk_lshlrev_b16 {d}, {a}, {b} op_sel_hi:[0,1]", lambda a, b: (b & 0xFFFF) << (a & 15) & 0xFFFF
         | ((b >> 16) << (a & 15) & 0xFFFF) << 16, False),
     ("v_pk_ashrrev_i16 {d}, {a}, {b}", pk16(lambda a, b: s16(b) >> (a & 15)), False),
+    ("v_add_i32 {d}, {a}, {b}", lambda a, b: a + b, False),
+    ("v_add_i32 {d}, {a}, {b} clamp", lambda a, b: max(-(2**31), min(2**31 - 1, s32(a) + s32(b))), False),
+    ("v_sub_i32 {d}, {a}, {b} clamp", lambda a, b: max(-(2**31), min(2**31 - 1, s32(a) - s32(b))), False),
+    ("v_mad_u32_u16 {d}, {a}, {b}, {c}", lambda a, b, c: (a & 0xFFFF) * (b & 0xFFFF) + c, False),
+    ("v_mad_i32_i16 {d}, {a}, {b}, {c}", lambda a, b, c: s16(a) * s16(b) + s32(c), False),
+    ("v_med3_i16 {d}, {a}, {b}, {c}", lambda a, b, c: sorted((s16(a), s16(b), s16(c)))[1] & 0xFFFF, False),
+    ("v_max3_u16 {d}, {a}, {b}, {c}", lambda a, b, c: max(a & 0xFFFF, b & 0xFFFF, c & 0xFFFF), False),
+    ("v_mad_i16 {d}, {a}, {b}, {c}", lambda a, b, c: s16(a) * s16(b) + s16(c) & 0xFFFF, False),
+    ("v_dot4_i32_i8 {d}, {a}, {b}, {c}", dot(8, True), False),
+    ("v_dot4_u32_u8 {d}, {a}, {b}, {c}", dot(8, False), False),
+    ("v_dot8_i32_i4 {d}, {a}, {b}, {c}", dot(4, True), False),
+    ("v_dot8_u32_u4 {d}, {a}, {b}, {c}", dot(4, False), False),
+    ("v_dot2_i32_i16 {d}, {a}, {b}, {c}", dot(16, True), False),
+    ("v_sad_u16 {d}, {a}, {b}, {c}", lambda a, b, c: abs((a & 0xFFFF) - (b & 0xFFFF)) + abs((a >> 16) - (b >> 16)) + c,
+        False),
+    ("v_msad_u8 {d}, {a}, {b}, {c}", lambda a, b, c: c + sum(
+        abs((a >> k & 255) - (b >> k & 255)) for k in (0, 8, 16, 24) if b >> k & 255), False),
+    ("v_ashr_pk_i8_i32 {d}, {a}, {b}, {c}", lambda a, b, c: (max(-128, min(127, s32(a) >> (c & 31))) & 255)
+        | (max(-128, min(127, s32(b) >> (c & 31))) & 255) << 8, False),
+    ("v_cvt_flr_i32_f32 {d}, {a}", floor_int, False),
+    ("v_cvt_off_f32_i4 {d}, {a}", lambda a: bits32(((a & 15 ^ 8) - 8) / 16), True),
     ("v_add_u16 {d}, {a}, {b}", lambda a, b: a + b & 0xFFFF, False),
     ("v_lshrrev_b16 {d}, {a}, {b}", lambda a, b: (b & 0xFFFF) >> (a & 15), False),
 ]  # fmt: skip
@@ -319,6 +370,13 @@ HALVES = [
     ("v_add_f16 {d}, {a}, {b}", half_op(lambda x, y: x + y)),
     ("v_mul_f16 {d}, {a}, {b}", half_op(lambda x, y: x * y)),
     ("v_cvt_f16_f32 {d}, {a}", half),
+    ("v_floor_f16 {d}, {a}", half_one(lambda x: float(math.floor(x)))),
+    ("v_ceil_f16 {d}, {a}", half_one(lambda x: float(math.ceil(x)))),
+    ("v_trunc_f16 {d}, {a}", half_one(lambda x: float(math.trunc(x)))),
+    ("v_rndne_f16 {d}, {a}", half_one(lambda x: float(round(x)))),
+    ("v_min3_f16 {d}, {a}, {b}, {c}", half_number(min)),
+    ("v_max3_f16 {d}, {a}, {b}, {c}", half_number(max)),
+    ("v_frexp_mant_f16 {d}, {a}", half_one(lambda x: math.frexp(x)[0])),
 ]
 
 COMPARES = {
@@ -359,6 +417,8 @@ SCALAR = {
     "s_mul_i32": (0, 0, lambda a, b: a * b, None),
     "s_mul_hi_u32": (0, 0, lambda a, b: a * b >> 32, None),
     "s_mul_hi_i32": (0, 0, lambda a, b: s32(a) * s32(b) >> 32, None),
+    "s_absdiff_i32": (0, 0, lambda a, b: abs(s32(a) - s32(b)), lambda a, b: a != b),
+    "s_bfm_b64": (0, 1, lambda a, b: ((1 << (a & 63)) - 1) << (b & 63), None),
     "s_and_b32": (0, 0, lambda a, b: a & b, lambda a, b: a & b != 0),
     "s_andn2_b32": (0, 0, lambda a, b: a & ~b, lambda a, b: a & ~b != 0),
     "s_lshl_b32": (0, 0, lambda a, b: a << (b & 31), lambda a, b: a << (b & 31) & M32 != 0),
@@ -379,6 +439,9 @@ SCALAR = {
 SCALAR_ONE = {
     "s_not_b32": (0, 0, lambda a: ~a, lambda a: a != M32),
     "s_brev_b32": (0, 0, lambda a: int(f"{a:032b}"[::-1], 2), None),
+    "s_brev_b64": (1, 1, lambda a: int(f"{a:064b}"[::-1], 2), None),
+    "s_ff0_i32_b64": (1, 0, lambda a: next((k for k in range(64) if not a >> k & 1), M32), None),
+    "s_flbit_i32_i64": (1, 0, lambda a: next((k for k in range(64) if a >> 63 - k & 1 != a >> 63), M32), None),
     "s_abs_i32": (0, 0, lambda a: abs(s32(a)), lambda a: a != 0),
     "s_bcnt1_i32_b32": (0, 0, int.bit_count, lambda a: a != 0),
     "s_bcnt1_i32_b64": (1, 0, int.bit_count, lambda a: a != 0),

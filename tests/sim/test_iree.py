@@ -8,7 +8,7 @@ from flykernels.sim import run_on_sim
 CASES = {
     "matmul bf16": lambda: iree_cases.matmul("bf16", 256, 256, 256, (128, 64)),
     "matmul e4m3": lambda: iree_cases.matmul("e4m3", 128, 128, 256, (64, 64)),
-    "scaled matmul mxfp4": lambda: iree_cases.matmul_scaled(256, 256, 512, (128, 128)),
+    "scaled matmul mxfp4": lambda: iree_cases.matmul_scaled(256, 256, 512, (256, 256)),
     "softmax": lambda: iree_cases.softmax(8, 200),
     "convolution": lambda: iree_cases.convolution(18, 32, 64, 16),
 }

@@ -152,6 +152,15 @@ def test_wrong_launch():
         run_on_sim(both, [words(1)])
 
 
+def test_all_of_lds():
+    """160 KiB a workgroup, the last word of it too."""
+    x, last = words(64), 160 * 1024 - 256
+    body = POINTER + f"v_add_u32 v2, {last}, v1\nds_write_b32 v2, v0\ns_waitcnt lgkmcnt(0)\nds_read_b32 v3, v2\n"
+    body += "s_waitcnt lgkmcnt(0)\nglobal_store_dword v1, v3, s[4:5]"
+    run(body, [x], lds=160 * 1024).raise_for_findings()
+    np.testing.assert_array_equal(x, np.arange(64))
+
+
 def test_endless_loop():
     with pytest.raises(BudgetExceeded, match="endless loop"):
         run("again:\ns_branch again", [words(1)], budget=1000)

@@ -117,6 +117,38 @@ def test_shape(shape, rows, elements, kind):
         np.testing.assert_allclose(place_d(d.view(view), rows), want, rtol=1e-5, atol=1e-4)
 
 
+BLOCKS = [
+    ("4x4x1_16b_f32", 4, 1, "f32"), ("4x4x4_16b_f16", 4, 4, "f16"), ("4x4x4_16b_bf16", 4, 4, "bf16"),
+    ("4x4x4_16b_i8", 4, 4, "i8"), ("16x16x1_4b_f32", 16, 1, "f32"), ("16x16x4_4b_f16", 16, 4, "f16"),
+    ("16x16x4_4b_bf16", 16, 4, "bf16"), ("16x16x4_4b_i8", 16, 4, "i8"), ("32x32x1_2b_f32", 32, 1, "f32"),
+    ("32x32x4_2b_f16", 32, 4, "f16"), ("32x32x4_2b_bf16", 32, 4, "bf16"), ("32x32x4_2b_i8", 32, 4, "i8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "rows", "elements", "kind"), BLOCKS, ids=[s[0] for s in BLOCKS])
+def test_blocks(shape, rows, elements, kind):
+    """Lane = row + rows * block; a block's registers of D as those of a single product, 4x4: register = row."""
+    r, blocks = np.random.default_rng(0), 64 // rows
+    values_of, packed = [], []
+    for _ in range(2):
+        codes, x = random_codes(r, (blocks * rows, elements), kind)
+        values_of.append(x.reshape(blocks, rows, elements))
+        packed.append(registers_of(codes, BITS[kind]))
+    out, view = ("i32", np.int32) if kind == "i8" else ("f32", np.float32)
+    count = rows * rows * blocks // 64
+    c = r.integers(-9, 9, (count, 64)).astype(view).view(np.uint32)
+    a, b = (f"v[{s}:{s + len(p) - 1}]" if len(p) > 1 else f"v{s}" for s, p in zip((16, 32), packed, strict=True))
+    d = execute(f"v_mfma_{out}_{shape} v[64:{63 + count}], {a}, {b}, v[64:{63 + count}]", *packed, c)
+    each = count // blocks
+    for block in range(blocks):
+        if rows == 4:
+            place = lambda x, block=block: x[:, 4 * block : 4 * block + 4]
+        else:
+            place = lambda x, block=block: place_d(x[each * block : each * (block + 1)], rows)
+        want = values_of[0][block] @ values_of[1][block].T + place(c.view(view).astype(np.float64))
+        np.testing.assert_allclose(place(d.view(view)), want, rtol=1e-5, atol=1e-4)
+
+
 FORMATS = {"e4m3": 0, "e5m2": 1, "e2m3": 2, "e3m2": 3, "e2m1": 4}
 WIDTH = {"e4m3": 8, "e5m2": 8, "e2m3": 6, "e3m2": 6, "e2m1": 4}
 

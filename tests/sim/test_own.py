@@ -14,6 +14,7 @@ CASES = {
     "TopK, NaN and signed zeros": lambda: own_cases.topk(3, 100, 16, "special"),
     "TopK, ties overflow the board": lambda: own_cases.topk(5, 256, 8, "ties"),
     "staged GEMM, tails": own_cases.staged,
+    "staged GEMM, K split over workgroups": own_cases.split,
 }
 
 

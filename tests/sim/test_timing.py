@@ -136,7 +136,7 @@ def test_command(tmp_path):
     case = triton_cases.scan(3, 1000)
     (tmp_path / "scan.hsaco").write_bytes(case.binary)
     words = ["f32[3,1000]=ones", "f32[3,1000]=nan", "1000", "u8[64]=zeros", "u8[64]=zeros"]
-    args = [x for a in words for x in ("--args", a)]
+    args = ["--args", *words[:2], "--args", *words[2:]]
     args += ["--grid", "3", "--shared", str(case.options["shared_bytes"])]
     done = CliRunner().invoke(sim, [str(tmp_path / "scan.hsaco"), *args, "--profile", "--save", str(tmp_path / "out"),
                                     "--timeline", str(tmp_path / "t.svg")])  # fmt: skip
