@@ -15,6 +15,7 @@ from . import gfx950
 from .gfx950_config import STEP, ScaledConfig, staged
 from .problem import ALIGN, ScaledGemmProblem
 
+SUMS_BESIDE_NEXT = 64  # that leave room for a half read early and for scales
 SHAPES = {"16x16x32": "16x16x128", "32x32x16": "32x32x64"}  # of instructions, dense and scaled
 
 
@@ -86,6 +87,9 @@ def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:
             return f"{which.upper()}'s tile is less than one load of {ALIGN} bytes by {cfg.workgroup_size} threads"
     if cfg.interleaved and p.scaling == "block" and not staged(p):
         return f"K = {p.k}: scales come through registers, for which the interleaved loop has no place"
+    sums = cfg.tile_m * cfg.tile_n // cfg.workgroup_size  # a lane's
+    if cfg.schedule == "eight" and p.scaling == "block" and sums > SUMS_BESIDE_NEXT:
+        return f"{sums} sums a lane, scales and the next K tile's first half: more than the registers there are"
     if cfg.interleaved and p.k % cfg.tile_k:
         return f"K = {p.k} ends within a K tile of {cfg.tile_k}: the interleaved loop's tail would spill registers"
     if cfg.lds_bytes(p) > limits.shared_bytes:

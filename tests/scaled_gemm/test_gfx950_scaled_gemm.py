@@ -49,17 +49,18 @@ def test_one_scale_a_matrix_or_a_row(scaling, out):
     run(p, SMALL, 70, found=found)
 
 
-@pytest.mark.parametrize(("kind", "schedule"), list(product((F8, F4), ("four", "eight"))))
-def test_interleaved(kind, schedule):
+@pytest.mark.parametrize("kind", [F8, F4])
+def test_interleaved(kind):
     """256 x 256, two workgroups, the second cut on both sides; K of whole tiles and an odd number of slots."""
-    cfg = ScaledConfig(**{**LARGE[kind].key(), "schedule": schedule})
+    cfg = ScaledConfig(**{**LARGE[kind].key(), "schedule": "four"})
     p = ScaledGemmProblem(n=264, k=cfg.tile_k * 6, a_dtype=kind, b_dtype=kind, bias="row")
     count = 4
     run(p, cfg, 280, workgroups=[(0, 0, 0), (count - 1, 0, 0)])
 
 
-def test_interleaved_with_an_odd_number_of_k_tiles():
-    cfg = ScaledConfig(128, 128, 128, 2, (2, 2), schedule="four")
+@pytest.mark.parametrize("schedule", ["four", "eight"])
+def test_interleaved_with_an_odd_number_of_k_tiles(schedule):
+    cfg = ScaledConfig(128, 128, 128, 2, (2, 4), schedule=schedule)
     run(ScaledGemmProblem(n=128, k=128 * 7, b_dtype=F4), cfg, 128)
 
 
