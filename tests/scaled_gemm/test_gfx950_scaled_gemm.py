@@ -60,7 +60,7 @@ def test_interleaved(kind):
 
 @pytest.mark.parametrize("schedule", ["four", "eight"])
 def test_interleaved_with_an_odd_number_of_k_tiles(schedule):
-    cfg = ScaledConfig(128, 128, 128, 2, (2, 4), schedule=schedule)
+    cfg = ScaledConfig(128, 128, 128, 2, (2, 2), schedule=schedule)
     run(ScaledGemmProblem(n=128, k=128 * 7, b_dtype=F4), cfg, 128)
 
 
