@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flykernels.lang import bank_conflicts
+from flykernels.layout import bank_conflicts
 from flykernels.targets import gfx950
 from templates.scaled_gemm.build import build
 from templates.scaled_gemm.gfx950_config import ScaledConfig, byte_swizzle
@@ -118,14 +118,47 @@ def test_main_loop_moves_no_accumulators(kind):
 @pytest.mark.parametrize("shape", ["16x16x128", "32x32x64"])
 @pytest.mark.parametrize("kind", OPERANDS)
 def test_operand_reads_have_no_bank_conflicts(kind, shape):
-    atom = gfx950.scaled_atoms[kind, kind, shape]
-    moved = byte_swizzle(atom.a, 128, 128)
-    lanes = np.arange(64)
-    for digits in np.ndindex(*atom.a.piece_sizes):
-        row, column = (o + w for o, w in zip(atom.a.origin(lanes), atom.a.walk(digits)))
-        at = moved(row * 128 + column)
+    """Every step's reads of rows of 128 bytes, in each order that lanes may be served in."""
+    p = ScaledGemmProblem(n=128, k=1024, a_dtype=kind.name, b_dtype=kind.name)
+    cfg = ScaledConfig(128, 128, 1024 // kind.bits, 2, (2, 2), shape=shape)
+    operand, depth = cfg.spread_atom(p).a, cfg.bytes_of(p, "a")
+    moved, lanes, block = byte_swizzle(operand, 128, depth), np.arange(64), 32 * kind.bits // 8
+    assert depth == 128
+    for step, digits in product(range(cfg.steps()), np.ndindex(*operand.piece_sizes)):
+        tv = operand.shifted(0, step * block)
+        row, column = (o + w for o, w in zip(tv.origin(lanes), tv.walk(digits)))
         for phases in gfx950.read_phases.values():
-            assert bank_conflicts(at, phases, 16, gfx950.limits.banks) == 1
+            assert bank_conflicts(moved(row * depth + column), phases, 16, gfx950.limits.banks) == 1
+
+
+def blocks_of(operand, step_bytes: int, block: int, steps: int) -> dict:
+    """lane group and piece -> which block of 32 of the tile it holds, and where in the block, at one step."""
+    lanes, out = np.arange(64), {}
+    for digits in np.ndindex(*operand.piece_sizes):
+        column = operand.shifted(0, step_bytes).origin(lanes)[1] + operand.walk(digits)[1]
+        for lane in lanes:
+            out[int(lane), digits] = divmod(int(column[lane]), block)
+    return out
+
+
+@pytest.mark.parametrize("shape", ["16x16x128", "32x32x64"])
+@pytest.mark.parametrize("kind", OPERANDS)
+def test_every_block_is_multiplied_once_with_its_scale(kind, shape):
+    """The blocks that an instruction takes, as the simulator's layouts say, are those whose scales the lanes hold."""
+    p = ScaledGemmProblem(n=128, k=1024, a_dtype=kind.name, b_dtype=kind.name)
+    cfg = ScaledConfig(128, 128, 1024 // kind.bits, 2, (2, 2), shape=shape)
+    atom, plain = cfg.spread_atom(p), cfg.atom(p)
+    groups, block, steps = plain.scale.tile[1], 32 * kind.bits // 8, cfg.steps()
+    rows = 64 // groups
+    seen = set()
+    for step in range(steps):
+        for (lane, digits), (held, inside) in blocks_of(atom.a, step * block, block, steps).items():
+            hardware, place = blocks_of(plain.a, 0, block, 1)[lane, digits]  # the instruction's own block and place
+            assert inside == place
+            scale = atom.scale.origin(hardware * rows)[1] + step  # of the lanes that hold that block's scale
+            assert held == scale
+            seen.add(held)
+    assert seen == set(range(groups * steps))
 
 
 @pytest.mark.parametrize(
