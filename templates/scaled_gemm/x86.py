@@ -108,15 +108,15 @@ class ScaledPanels(Panels):
         """Calls group(k, step of the panel, how many) for all of a block of K, and zero(step) for what fills it up."""
         whole, left = wide(count) // DECODED * DECODED, self.p.k % DECODED
 
+        def rest():
+            group(k0 + whole, whole, left)
+
         @self.k.loop(wide(0), whole, DECODED)
         def _(i):
             group(k0 + i, i, DECODED)
 
         if left:  # only the last block ends within a group
-
-            @self.k.when(wide(count) > whole)
-            def _():
-                group(k0 + whole, whole, left)
+            self.k.when(wide(count) > whole)(rest)
 
         @self.k.loop(wide(count), wide(self.steps(count)))
         def _(i):
