@@ -11,7 +11,7 @@ from typing import Any
 
 from tuning_cache import FAILED, Entry, Timing
 
-from . import install, kernels, private, settings
+from . import install, kernels, private, scaled, settings
 from .counters import counters
 from .devices import device_for
 from .fingerprint import fingerprint
@@ -206,6 +206,8 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
         return [aten]
     ours = [Choice(request, spec, aten.input_nodes) for spec in specs(request, entry)]
     log.info("%s M=%s N=%s K=%s: %d candidates", request.op, request.m, request.problem.n, request.problem.k, len(ours))
+    if ours and scaled.only_ours(request):
+        return ours
     return choices + ours
 
 

@@ -32,8 +32,12 @@ class Device:
     def candidates(self, problem: Any) -> Any:
         """The template's search space for a problem on this machine. Needs MLIR."""
         from flykernels import targets
-        from templates.gemm.space import candidates
+        from templates.gemm.problem import GemmProblem
 
+        if isinstance(problem, GemmProblem):
+            from templates.gemm.space import candidates
+        else:
+            from templates.scaled_gemm.space import candidates
         threads = self.description()["threads"] if self.target == "x86" else 1
         return candidates(problem, getattr(targets, self.target), threads)
 

@@ -20,6 +20,6 @@ def fingerprint() -> str:
     """Plugin version, templates' source digest, MLIR version and the digest of a *pinned* cache.
 
     A cache that the process itself fills does not enter: it would change with every tuning."""
-    v, mode = versions(), settings.mode()
+    v, mode = versions("scaled_gemm"), settings.mode()  # its sources are the dense template's and its own
     winners = settings.store().content_digest()[:16] if mode != "tune" else "-"
     return f"flykernels-{v['plugin']}-{v['templates'][:16]}-{v['mlir']}-{mode}-{winners}"

@@ -108,6 +108,7 @@ def _hook() -> bool:
     names = loaded.names
     names.add_feedback_saver(_record)
     _enter_cache_keys(names)
+    private.teach_scaled_shapes()
     if names.post_grad_passes is None:
         log.info("this torch runs its post-grad passes elsewhere: no fused candidates")
     else:

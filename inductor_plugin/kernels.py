@@ -17,8 +17,9 @@ from typing import Any
 
 from flykernels.codeobject import CodeObject
 from templates.gemm.problem import GemmProblem
+from templates.scaled_gemm.problem import ScaledGemmProblem
 
-from . import settings
+from . import scaled, settings
 from .counters import counters
 
 log = logging.getLogger(__name__)
@@ -30,14 +31,14 @@ class Spec:
 
     op        ATen's name of the operation
     target    name of the target
-    problem   what is computed
+    problem   what is computed: a GemmProblem, or of "_scaled_mm" a ScaledGemmProblem
     config    the template's configuration, as JSON values
     artefact  digest of the code object in the store; "" if it was not built yet
     """
 
     op: str
     target: str
-    problem: GemmProblem
+    problem: Any
     config: dict
     artefact: str = ""
 
@@ -47,7 +48,8 @@ class Spec:
     @staticmethod
     def from_json(text: str) -> Spec:
         data = json.loads(text)
-        return Spec(**{**data, "problem": GemmProblem(**data["problem"])})
+        kind = ScaledGemmProblem if data["op"] == scaled.OP else GemmProblem
+        return Spec(**{**data, "problem": kind(**data["problem"])})
 
     @property
     def name(self) -> str:
@@ -85,6 +87,10 @@ def code_for(spec: Spec) -> CodeObject:
 
 def _build(spec: Spec) -> CodeObject:
     """x86 kernels here; GPU kernels, which take LLVM longer, in processes, so that precompiling uses all cores."""
+    if spec.op == scaled.OP:
+        from templates.scaled_gemm.build import build_from_json as build_scaled
+
+        return build_scaled(spec.problem, spec.config, spec.target)
     if spec.target == "x86":
         from templates.gemm.build import build_from_json
 
@@ -129,6 +135,8 @@ def aten(spec: Spec) -> Callable:
     """What ATen computes for the specification: callable(a, b, [bias], [residual], out=)."""
     import torch
 
+    if spec.op == scaled.OP:
+        return scaled.aten(spec.problem)
     problem, activate = spec.problem, activation(spec.problem.activation)
 
     def run(a: Any, b: Any, *rest: Any, out: Any) -> Any:
@@ -155,6 +163,8 @@ def callable_for(spec: Spec) -> Callable:
     """A kernel for tensors: callable(a, b, [bias], [residual], out=). Raises if there is no code object to be had."""
     from .devices import DEVICES
 
+    if spec.op == scaled.OP:
+        return scaled.bind(code_for(spec), spec)
     device = next(d for d in DEVICES.values() if d.target == spec.target)
     return device.bind(code_for(spec), spec)
 

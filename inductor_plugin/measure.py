@@ -14,7 +14,7 @@ from typing import Any
 from flykernels.dtypes import dtype as element_type
 from tuning_cache import FAILED, Key, Timing
 
-from . import kernels, private, settings
+from . import kernels, private, scaled, settings
 from .counters import counters
 
 log = logging.getLogger(__name__)
@@ -132,8 +132,17 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             artefact = settings.store().add(code)
             kernel = kernels.callable_for(self.spec)
             out.fill_(math.nan)
+            if self.spec.op == scaled.OP:
+                tensors = tuple(scaled.sane(self.spec.problem, tensors))
             kernel(*tensors, out=out)
-            check(self.spec, list(tensors), out)
+            check(
+                *(
+                    scaled.as_dense(self.spec.problem, tensors)
+                    if self.spec.op == scaled.OP
+                    else (self.spec, list(tensors))
+                ),
+                out,
+            )
             counters["benchmarks"] += 1
             milliseconds = self.do_bench(lambda: kernel(*tensors, out=out), *tensors, out=out)
             return Timing(self.spec.name, round(milliseconds * 1e3, 3), self.spec.config, artefact)

@@ -192,6 +192,34 @@ def transposed(node: Any) -> Any:
     return load().names.lowerings[torch.ops.aten.permute.default](box, [1, 0])
 
 
+@functools.cache
+def _library(key: str) -> Any:
+    """Where implementations of ATen's operators for a dispatch key are registered; they last as long as it does."""
+    import torch
+
+    return torch.library.Library("aten", "IMPL", key)
+
+
+def teach_scaled_shapes() -> None:
+    """Let tracing accept _scaled_mm and _scaled_mm_v2 whose E8M0 scales are not swizzled, once a process."""
+    import torch
+
+    from . import scaled
+
+    for name, unpack in (("_scaled_mm", scaled.first_version), ("_scaled_mm_v2", scaled.second_version)):
+        packet = getattr(torch.ops.aten, name, None)  # _scaled_mm_v2: not in every version
+        op = getattr(packet, "default", None)
+        key = torch._C.DispatchKey.Meta
+        known = getattr(op, "py_kernels", {}).get(key)
+        if known is None or getattr(known, "of_flykernels", False):
+            continue
+        made = scaled.meta_for(known, unpack)
+        made.of_flykernels = True  # type: ignore[attr-defined]
+        op.py_kernels[key] = made  # what tracing with Python's dispatcher calls
+        op._dispatch_cache.clear()
+        _library("Meta").impl(name, made, allow_override=True)  # and what fake tensors by themselves do
+
+
 def is_realized(box: Any) -> bool:
     """Whether a value lies in memory, or is still an expression."""
     return bool(load().names.ir.is_storage_and_layout(box))

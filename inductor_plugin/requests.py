@@ -15,7 +15,7 @@ from flykernels.dtypes import dtype as element_type
 from templates.gemm.problem import GemmProblem
 from tuning_cache import Key
 
-from . import private
+from . import private, scaled
 from .devices import device_for
 from .fingerprint import versions
 
@@ -49,6 +49,7 @@ OPS = {
     "bmm": Op(0, 1, batched=True),
     "addmm": Op(1, 2, bias=0),
     "baddbmm": Op(1, 2, bias=0, batched=True),
+    "_scaled_mm": Op(0, 1),  # read by scaled.py
     "_mkl_linear": Op(0, 2, weight=True),  # inputs: x, MKL's packed weight, the weight itself
 }
 
@@ -57,12 +58,13 @@ OPS = {
 class Request:
     """A problem with the IR nodes it is asked of.
 
-    nodes     in the order the kernel takes them: a, b, bias if any, residual if any
+    problem   a GemmProblem, or of _scaled_mm a ScaledGemmProblem
+    nodes     in the order the kernel takes them: a, b, [scales], bias if any, residual if any
     constant  B as a constant tensor of shape (K, N), where the graph has it frozen
     """
 
     op: str
-    problem: GemmProblem
+    problem: Any
     m: int | str
     batch: int | str
     nodes: tuple
@@ -75,7 +77,9 @@ class Request:
         problem = {**self.problem.key(), "m": self.m}
         if self.problem.batched:
             problem["batch"] = self.batch
-        return Key(self.op, problem, device_for(self.layout.device).description(self.layout.device), versions())
+        template = "scaled_gemm" if self.op == scaled.OP else "gemm"
+        description = device_for(self.layout.device).description(self.layout.device)
+        return Key(self.op, problem, description, versions(template))
 
 
 def number(expr: Any) -> int | None:
@@ -208,6 +212,8 @@ def bias_kind(bias: Any, n: int, skip: int) -> str:
 
 def from_choice(aten: Any, choices: Sequence[Any]) -> Request:
     """The request behind an autotuning call, read off its ATen candidate. NotEligible with the reason."""
+    if aten.name == scaled.OP:
+        return scaled.request_from(aten)
     op = OPS[aten.name]
     nodes = list(aten.input_nodes)
     extra = {k: v for k, v in aten.kwargs.items() if k not in ("alpha", "beta", "B", "batch_size")}

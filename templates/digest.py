@@ -9,11 +9,12 @@ from pathlib import Path
 import flykernels
 
 HERE = Path(__file__).parent
+USES = {"scaled_gemm": ("gemm",), "quantize": ("gemm",)}  # templates made of parts of others
 
 
 @cache
 def digest(template: str) -> str:
-    """SHA-256, in hex, over the names and contents of flykernels' and one template's Python files.
+    """SHA-256, in hex, over the names and contents of flykernels', one template's and its parts' Python files.
 
     template: a folder beside this file, such as "gemm". ValueError if there is none."""
     folder = HERE / template
@@ -21,7 +22,7 @@ def digest(template: str) -> str:
         raise ValueError(f"there is no template {template!r} in {HERE.name}")
     core = Path(flykernels.__file__).parent
     total = hashlib.sha256()
-    for root in (core, folder):
+    for root in (core, folder, *(HERE / used for used in USES.get(template, ()))):
         for file in sorted(root.rglob("*.py")):
             data = file.read_bytes()
             name = f"{root.name}/{file.relative_to(root).as_posix()}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from math import gcd, prod
 from typing import Any
 
@@ -291,8 +292,9 @@ class View:
             distance = constant_distance(
                 self.shape if nested else None, self.stride, self.swizzle, tv, zero if streamed else digits, elementwise
             )
-            if distance is None:
-                return advance(self.pointer, offset(digits), self.dtype)
+            if distance is None:  # the swizzle moves it otherwise: as near as can be to a piece of its like
+                base, distance = nearest_piece(self.shape if nested else None, self.stride, self.swizzle, tv, digits)
+                return advance(advance(self.pointer, offset(base), self.dtype), distance, self.dtype)
         elif not elementwise and tv.vector.size > 1 and self.stride[tv.vector.axis] * tv.vector.step != 1:
             raise not_contiguous(tv, self.stride)
         if runtime or streamed:  # linear: the distance is the same for every thread
@@ -389,6 +391,20 @@ def constant_distance(shape, stride, swizzle, tv: ThreadValues, digits, elementw
         raise not_contiguous(tv, stride)
     distance = np.unique(vector[0] - place(view, tv, everyone, (0,) * len(digits)))
     return int(distance[0]) if len(distance) == 1 else None
+
+
+@cache
+def nearest_piece(shape, stride, swizzle, tv: ThreadValues, digits):
+    """(base, distance): a piece that `digits` follows at a distance that is the same for every thread; of those the one
+    with the most digits 0, so that few addresses are computed."""
+    view, everyone = View(None, None, shape or (1,) * len(stride), stride, swizzle), np.arange(tv.thread_count)
+    here = place(view, tv, everyone, digits) + 0 * everyone
+    bases = list(product(*({0, d} for d in digits)))
+    for base in sorted(bases, key=lambda b: (sum(map(bool, b)), b)):
+        distance = np.unique(here - place(view, tv, everyone, base))
+        if len(distance) == 1 and distance[0] >= 0:
+            return base, int(distance[0])
+    raise AssertionError("a piece is at distance 0 from itself")
 
 
 @cache

@@ -46,6 +46,15 @@ def lanes_where(flags) -> Value:
     return Value(arith.constant(kind, ir.Attribute.parse(f"dense<[{lanes}]> : {kind}")), i1, len(flags))
 
 
+def vector_of(scalars) -> Value:
+    """Scalars of one type as a vector."""
+    first = scalars[0]
+    out = Value(llvm.mlir_undef(mlir_type(first.dtype, len(scalars))), first.dtype, len(scalars))
+    for i, x in enumerate(scalars):
+        out = out.insert(i, x)
+    return out
+
+
 class Value:
     """One SSA value: a scalar (width None) or a vector of `width` elements of `dtype`."""
 
@@ -365,8 +374,6 @@ FAST = arith.FastMathFlags.afn | arith.FastMathFlags.arcp | arith.FastMathFlags.
 def _unary(op):
     """A function of a Value or a Fragment, to the accuracy of the target's own instruction."""
     return lambda x: x.map(lambda v: Value(op(v), v.dtype, v.width))
-
-
 
 
 def _roots():

@@ -8,10 +8,10 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from ..codeobject import CodeObject
-from ..dtypes import DType, bf16, f16, f32, i16, i32, i64
+from ..dtypes import DType, bf16, f4e2m1, f8e4m3fn, f8e5m2, f16, f32, i1, i16, i32, i64
 from ..lang.errors import located
 from ..lang.matrix import MatrixAtom
-from ..lang.values import Value, constant, mlir_type
+from ..lang.values import Value, constant, maximum, minimum, mlir_type, vector_of
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm, rocdl
 from . import amd_link, amd_metadata
@@ -34,6 +34,34 @@ _D32 = ThreadValues((32, 32), (Mode(32, 0, 1), Mode(2, 1, 4)), Mode(4, 1, 1), (M
 
 def _atom(name: str, rows: int, k: int, d: ThreadValues, cycles: int) -> MatrixAtom:
     return MatrixAtom(f"llvm.amdgcn.mfma.f32.{name}", _operand(rows, k, 8), _operand(rows, k, 8), d, cycles=cycles)
+
+
+SCALED_FORMATS = MappingProxyType({f8e4m3fn: 0, f8e5m2: 1, f4e2m1: 4})  # MFMA's codes (cbsz, blgp)
+NO_SCALE = 127  # E8M0 of 1
+
+
+def _scaled_operand(dtype: DType, rows: int, k: int) -> ThreadValues:
+    """Bytes of a scaled instruction's operand. FP4: a lane holds 32 consecutive numbers. FP8: two runs of 16, so that a
+    group of lanes holds 16 consecutive numbers of each half of K."""
+    groups = 64 // rows
+    if dtype == f4e2m1:
+        return _operand(rows, k // 2, 16)
+    return ThreadValues((rows, k), (Mode(rows, 0, 1), Mode(groups, 1, 16)), Mode(16, 1, 1), (Mode(2, 1, 16 * groups),))
+
+
+def _scaled(a: DType, b: DType, rows: int, k: int) -> MatrixAtom:
+    """The scale of block i of 32 numbers along K is held by group i of lanes. Cycles: rocm-libraries, origami's table;
+    FP8 on one side sets the pace."""
+    groups, slow = 64 // rows, 1 if a == b == f4e2m1 else 2
+    return MatrixAtom(
+        f"llvm.amdgcn.mfma.scale.f32.{rows}x{rows}x{k}.f8f6f4",
+        _scaled_operand(a, rows, k),
+        _scaled_operand(b, rows, k),
+        _D16 if rows == 16 else _D32,
+        scale=ThreadValues((rows, groups), (Mode(rows, 0, 1), Mode(groups, 1, 1)), Mode(1, 1, 1)),
+        cycles=rows * slow,
+        formats=(SCALED_FORMATS[a], SCALED_FORMATS[b]),
+    )
 
 
 class Gfx950(Gpu):
@@ -89,15 +117,16 @@ class Gfx950(Gpu):
     mma_bf16 = atoms[bf16, "16x16x32"]
     mma_f16 = atoms[f16, "16x16x32"]
 
-    # Four-bit floats, two a byte: `a` and `b` are bytes here. 32 consecutive values a lane share the lane's scale.
-    mma_mxfp4 = MatrixAtom(
-        "llvm.amdgcn.mfma.scale.f32.16x16x128.f8f6f4",
-        _operand(16, 64, 16),
-        _operand(16, 64, 16),
-        _D16,
-        scale=ThreadValues((16, 4), (Mode(16, 0, 1), Mode(4, 1, 1)), Mode(1, 1, 1)),
-        cycles=16,
+    # Scaled matrix instructions by the types of A and B and shape: `a` and `b` are bytes here
+    scaled_atoms = MappingProxyType(
+        {
+            (a, b, f"{rows}x{rows}x{k}"): _scaled(a, b, rows, k)
+            for a in SCALED_FORMATS
+            for b in SCALED_FORMATS
+            for rows, k in ((16, 128), (32, 64))
+        }
     )
+    mma_mxfp4 = scaled_atoms[f4e2m1, f4e2m1, "16x16x128"]
 
     def function_attributes(self, k):
         return [
@@ -165,14 +194,18 @@ class Gfx950(Gpu):
         return Value(got, i32)
 
     # -- matrix
-    def mma(self, atom: MatrixAtom, a: list, b: list, d: list, scale_a=None, scale_b=None) -> list:
-        """One matrix instruction on the registers of a, b, d; what d becomes. A and B change places: see _D16."""
+    def mma(self, atom: MatrixAtom, a: list, b: list, d: list, scale_a=None, scale_b=None, place: int = 0) -> list:
+        """One matrix instruction on the registers of a, b, d; what d becomes. A and B change places: see _D16.
+
+        place: the byte of the scales' registers that is taken."""
         n = lambda x: constant(x, i32)
         width = sum(v.width for v in d)
         whole = d[0] if len(d) == 1 else join(d)
         if atom.scale:
-            fp4, packed = n(4), lambda v: v.bitcast(i32, 4)
-            operands = [packed(b[0]), packed(a[0]), whole, fp4, fp4, n(0), scale_b.to(i32)[0], n(0), scale_a.to(i32)[0]]
+            packed = lambda parts: join([v.bitcast(i32, v.width // 4) for v in parts])
+            one = lambda scale: n(NO_SCALE) if scale is None else scale.to(i32)[0]
+            kinds = [n(code) for code in atom.formats[::-1]]
+            operands = [packed(b), packed(a), whole, *kinds, n(place), one(scale_b), n(place), one(scale_a)]
         else:
             operands = [b[0], a[0], whole, n(0), n(0), n(0)]
         out = Value(intrinsic(atom.name, mlir_type(f32, width), *operands), f32, width)
@@ -180,6 +213,29 @@ class Gfx950(Gpu):
             return [out]
         each = d[0].width
         return [out.shuffle(range(i, i + each)) for i in range(0, width, each)]
+
+    def small_floats(self, x: Value, factor: Value, dtype: DType) -> Value | None:
+        """x times a power of two -> words of FP8 or FP4 codes, two an instruction. See lang.microscaling.words.
+
+        What FP8 cannot hold becomes the largest number by a clamp: what the conversion itself does with it depends on
+        the wave's mode register (FP16_OVFL)."""
+        kind = {f8e4m3fn: "fp8", f8e5m2: "bf8", f4e2m1: "fp4"}.get(dtype)
+        if kind is None:
+            return None
+        x = x.to(f32) * factor
+        if dtype != f4e2m1:
+            x = minimum(maximum(x, -dtype.largest), dtype.largest)
+        one, half = constant(1.0, f32), mlir_type(i16, 2)
+        name, each, found = f"llvm.amdgcn.cvt.scalef32.pk.{kind}.f32", 32 // dtype.bits, []
+        for first in range(0, x.width, each):
+            word = constant(0, i32) if dtype == f4e2m1 else constant(0, i16, 2)
+            for i in range(0, each, 2):
+                place = constant(i // 2, i32) if dtype == f4e2m1 else constant(i // 2, i1)
+                kept = mlir_type(i32) if dtype == f4e2m1 else half
+                got = intrinsic(name, kept, word, x[first + i], x[first + i + 1], one, place)
+                word = Value(got, word.dtype, word.width)
+            found.append(word if dtype == f4e2m1 else word.bitcast(i32))
+        return vector_of(found)
 
     # -- memory that is not a pointer: buffers, LDS
     def buffer(self, pointer, size_bytes):

@@ -10,16 +10,17 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
-from types import MappingProxyType
 from pathlib import Path
+from types import MappingProxyType
 
 from ..codeobject import CodeObject
-from ..dtypes import bf16, f16, f32, i32, i64
+from ..dtypes import DType, bf16, f4e2m1, f8e4m3fn, f8e5m2, f16, f32, i16, i32, i64
 from ..lang.errors import TraceError
 from ..lang.matrix import MatrixAtom
-from ..lang.values import Value, constant, mlir_type
+from ..lang.values import Value, constant, mlir_type, vector_of
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
+from . import sm90a_fp4
 from .gpu import Clock, Gpu, GpuLimits
 
 
@@ -161,6 +162,19 @@ class Sm90a(Gpu):
         )
         return Value(got, i32)
 
+    def small_floats(self, x: Value, factor: Value, dtype: DType) -> Value | None:
+        """x times a power of two -> words of FP8 codes, two an instruction (it saturates); bf16 to FP4 by arithmetic on
+        pairs of 16 bits. See lang.microscaling.words."""
+        if dtype == f4e2m1 and x.dtype == bf16 and x.width % 8 == 0:
+            return sm90a_fp4.from_bf16(x, factor)
+        kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
+        if kind is None:
+            return None
+        x = x.to(f32) * factor
+        pair = lambda i: Value(intrinsic(f"llvm.nvvm.ff.to.{kind}.rn", mlir_type(i16), x[i + 1], x[i]), i16)
+        pairs = vector_of([pair(i) for i in range(0, x.width, 2)])
+        return pairs.bitcast(i32, x.width // 4)
+
     def compile(self, k, source: dict | None = None) -> CodeObject:
         """The traced kernel: a cubin and what ptxas says it costs, or PTX where there is no ptxas.
 
@@ -235,7 +249,5 @@ def _version(ptxas: str) -> str:
 TRITONS = Path("backends/nvidia/bin/ptxas")
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 REGISTER_BYTES = 4
-STATIC_SHARED = (
-    32 * 1024
-)  # bytes: a larger piece of shared memory is asked for at the launch (48 KiB is the most without)
+STATIC_SHARED = 32 * 1024  # bytes: a larger piece is asked for at the launch (48 KiB is the most without)
 sm90a = Sm90a()

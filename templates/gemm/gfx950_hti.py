@@ -13,6 +13,7 @@ before a phase's first barrier. Where a published port waits one phase later, an
 
 from __future__ import annotations
 
+from math import lcm
 from typing import NamedTuple
 
 from flykernels.lang import Kernel, View
@@ -53,14 +54,19 @@ SCHEDULES = {
 QUADRANTS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
-def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a: View, b: View, last=None):
+def interleaved_loop(
+    k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a: View, b: View, last=None, ring_of=None, slots=None
+):
     """({(row half, column half): the quadrant's sums}, the rings, whose LDS is free).
 
     a, b: the workgroup's (rows, K) of A and (columns, K) of B; either may end anywhere. mma: one quadrant's.
-    last: of the rings, see `Ring`."""
+    last: of the rings, see `Ring`. ring_of(which, the half's view, its rows, number of the half): the ring of a half, if
+    not `operand_ring`. slots: rings of what goes with several K tiles (`per`), each brought in while the one before is
+    read; `slots.of(half)` goes with a half."""
     phases, (half_m, half_n) = SCHEDULES[cfg.schedule], cfg.part
+    ring_of = ring_of or (lambda which, view, rows, _: operand_ring(k, p, cfg, which, view, rows, last))
     ring = {
-        f"{name}{h}": operand_ring(k, p, cfg, name.lower(), view.tile((rows,), h), rows, last)
+        f"{name}{h}": ring_of(name.lower(), view.tile((rows,), h), rows, h)
         for name, view, rows in (("A", a, half_m), ("B", b, half_n))
         for h in (0, 1)
     }
@@ -68,14 +74,21 @@ def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma
     tiles, ragged, count = ring["A0"].tiles, ring["A0"].ragged, len(phases)
     furthest = max(ahead for phase in phases for _, ahead in phase.fetches)
     early = [half for phase in phases for half, ahead in phase.reads if ahead]  # read in the tile before
-    plan = Plan(
-        start=-furthest * count,
-        fetch=lambda g: [(ring[half], g // count + ahead) for half, ahead in phases[g % count].fetches],
-        need=lambda g: (
-            [(ring[half], g // count + ahead) for half, ahead in phases[g % count].reads]
-            + [(ring[half], 0) for half in early if g == 0]
-        ),
-    )
+    per = slots.per if slots else 1
+    turn = lcm(cfg.stages, per)  # K tiles of a turn of the loop
+    whole = max(0, tiles - furthest - ragged) // turn * turn  # tiles whose fetches are whole
+
+    def fetch(g):
+        t, at = divmod(g, count)
+        slot = [(r, t // per + 1) for r in slots.rings] if slots and at == 0 and t % per == 0 else []
+        return slot + [(ring[half], t + ahead) for half, ahead in phases[at].fetches]
+
+    def need(g):
+        halves = [(half, g // count + ahead) for half, ahead in phases[g % count].reads]
+        halves += [(half, 0) for half in early if g == 0]
+        return [(ring[half], t) for half, t in halves] + [(slots.of(half), t // per) for half, t in halves if slots]
+
+    plan = Plan(start=-max(furthest, per if slots else 0) * count, fetch=fetch, need=need)
     late = cfg.waves[0] * cfg.waves[1] // 2  # waves from here on run a barrier behind
 
     def wait(g):
@@ -85,14 +98,15 @@ def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma
 
     def read(half, t):
         r = ring[half]
-        return [r.read(operand[half[0]], t, s) for s in range(r.steps(t, mma.depth))]
+        return [r.read(operand[half[0]], t, s) for s in range(r.steps(t, operand[half[0]].tile[1]))]
 
     def tile(number, t, acc, held):
         """K tile t, which is `number` in the plan or one like it; held: the halves that were read early."""
         for g, phase in enumerate(phases, count * number):
             got = {half: read(half, t + ahead) for half, ahead in phase.reads if number + ahead < tiles}
             held = held | {half: got[half] for half, ahead in phase.reads if not ahead}
-            plan.issue(g, lambda n: t + (n - number))
+            for r, n in plan.fetch(g):
+                r.prefetch(t // per + (n - number // per) if slots and r in slots.rings else t + (n - number))
             wait(g + 1)  # for the next phase already: the other group reads a barrier earlier
             k.phase_end()
             acc = acc | multiplied(k, mma, held, {q: acc[q] for q in phase.quadrants})
@@ -111,17 +125,15 @@ def interleaved_loop(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma
     def _():
         k.phase_end()
 
-    stages = cfg.stages
-    whole = max(0, tiles - furthest - ragged) // stages * stages  # tiles whose fetches are whole, in rounds of stages
-    assert plan.steady(count * stages, count * whole, early=1)
+    assert plan.steady(count * turn, count * whole, early=1)
     acc = {q: mma.zeros() for q in QUADRANTS}
     if whole:
-        carried = k.loop(0, whole, stages, carry=(tuple(acc.values()), tuple(tuple(x) for x in held.values())))
+        carried = k.loop(0, whole, turn, carry=(tuple(acc.values()), tuple(tuple(x) for x in held.values())))
 
         @carried
         def result(t, carried):
             now, held = dict(zip(QUADRANTS, carried[0])), dict(zip(early, carried[1]))
-            for number in range(stages):
+            for number in range(turn):
                 now, held = tile(number, t + number, now, held)
             return tuple(now.values()), tuple(tuple(x) for x in held.values())
 

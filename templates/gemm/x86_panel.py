@@ -91,6 +91,14 @@ class Panels:
             self.lanes,
         )
 
+    def copy_b(self, column, valid: int, k0, count, panel: View):
+        """`valid` columns of B's block to a panel."""
+        pack_b(self.k, self.tile.b, self.p.b, k0, count, self.steps(count), column, valid, panel, self.lanes)
+
+    def finish(self, x: Value, row, column, count: int):
+        """What is done with `count` finished sums at (row, column...)."""
+        finish(self.p, self.tile, x, row, column, count)
+
     def steps(self, count):
         """`count` with the zeros behind it."""
         unroll = self.cfg.unroll
@@ -108,7 +116,7 @@ class Panels:
 
             @k.when(row.equals(tile.first_row))
             def _():
-                pack_b(k, tile.b, self.p.b, k0, count, self.steps(count), column, valid, b, self.lanes)
+                self.copy_b(column, valid, k0, count, b)
 
         self.each_row_panel(
             row, end, lambda at, i: self.register_block(block, k0, count, at, i, column, here, b, valid)
@@ -154,7 +162,7 @@ class Panels:
             @k.loop(wide(0), minimum(tile.end_row - row, cfg.rows))
             def _(r):
                 for v, n in starts:
-                    finish(p, tile, left.get(r, v, width=lanes), row + r, column + v, n)
+                    self.finish(left.get(r, v, width=lanes), row + r, column + v, n)
 
     def left(self, row, here) -> View:
         """Where a register block leaves its sums: for the next block of K, or for the loop that finishes rows of C."""

@@ -1,0 +1,208 @@
+"""MX quantisers: on a CPU against the torch expression they replace, on a GPU against what a copy moves.
+
+On a CPU contestants take turns in every round; a ratio is the median of the rounds' own ratios. On a GPU a kernel's
+bytes (X once, every result once) a second stand beside those of torch's copy of X, in the same rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+
+import torch
+
+from bench.common import Report, geomean, parser
+from flykernels.microscaling import BLOCK, FORMATS
+from flykernels.targets import sm90a, x86
+from templates.quantize.arguments import outputs, shapes
+from templates.quantize.build import build, default
+from templates.quantize.gpu import GpuConfig
+from templates.quantize.problem import QuantizeProblem
+
+CPU_SHAPES = ((512, 4096), (2048, 4096))
+GPU_SHAPES = ((2048, 4096), (16384, 4096), (16384, 8192))
+FORMAT_NAMES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+ORIENTATIONS = {"rows": (True, False), "columns": (False, True), "both": (True, True)}
+CPU_BAR = 3.0  # times the torch expression
+COPY_BAR = 0.85  # of what a copy moves a second, at the largest shape
+COPY_SHAPE = GPU_SHAPES[-1]
+BURST = 10  # launches timed together
+
+
+def main(argv: list[str]) -> int:
+    """Measures, prints and judges; 0 if the bars are met."""
+    options = parser("quantize", __doc__.split("\n", 1)[0])
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--rounds", type=int, default=9, help="rounds of each measurement (default 9)")
+    options.add_argument("--sweep", action="store_true", help="GPU: all configurations, not only the default")
+    options.add_argument("--format", choices=FORMAT_NAMES, nargs="*", default=FORMAT_NAMES)
+    options = options.parse_args(argv)
+    return (on_cpu if options.device == "cpu" else on_gpu)(options)
+
+
+built = cache(build)
+
+
+# -- the torch expression
+def expression(x: torch.Tensor, p: QuantizeProblem) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes, scales) of blocks along rows, mode "floor", as one writes it in torch; finite numbers."""
+    kind = p.output_type
+    blocks = x.unflatten(-1, (-1, BLOCK)).float()
+    amax = blocks.abs().amax(-1, keepdim=True)
+    byte = ((amax.view(torch.int32) >> 23) - FORMATS[kind].largest_exponent).clamp(min=0)
+    scaled = (
+        (blocks * ((254 - byte) << 23).view(torch.float32)).clamp(-kind.largest, kind.largest).flatten(-2).contiguous()
+    )
+    scales = byte.squeeze(-1).to(torch.uint8)
+    if p.per_byte == 1:
+        return scaled.to(getattr(torch, kind.torch)), scales
+    code = torch.bucketize(scaled.abs(), HALFWAY.to(x.device)).to(torch.uint8) | (scaled.signbit().to(torch.uint8) << 3)
+    return code[..., 0::2] | code[..., 1::2] << 4, scales
+
+
+# Where e2m1's codes change, ties towards the even code: a tie that goes up is moved to the next number below.
+HALFWAY = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+HALFWAY[1::2] = torch.nextafter(HALFWAY[1::2], torch.zeros(3))
+
+
+def replaced(x: torch.Tensor, p: QuantizeProblem) -> list[torch.Tensor]:
+    """All results of a problem by the expression, columns by way of the transposed X."""
+    out: list[torch.Tensor] = []
+    for wanted, lines in ((p.rows, x), (p.columns, x.t())):
+        out += expression(lines, p) if wanted else ()
+    return out
+
+
+def made(p: QuantizeProblem, m: int, device: str) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(*shape, dtype=torch.uint8, device=device) for name, shape in shapes(p, m).items()}
+
+
+def check(p: QuantizeProblem, x: torch.Tensor, out: dict[str, torch.Tensor]) -> None:
+    """Ours and the expression agree, byte by byte. AssertionError if not."""
+    for name, want in zip(outputs(p), replaced(x, p), strict=True):
+        assert torch.equal(out[name], want.view(torch.uint8)), f"{name} differs: {p}"
+
+
+def turns(calls: dict[str, Callable[[], object]], rounds: int, seconds: Callable) -> dict[str, list[float]]:
+    """Seconds of each call in each round, all taking turns."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for i in range(rounds + 1):
+        for name, call in calls.items():
+            spent = seconds(call)
+            if i:  # the first round warms up
+                found[name].append(spent)
+    return found
+
+
+# -- CPU
+def on_cpu(options) -> int:
+    from flykernels.launch import host
+
+    report, ratios = Report("quantize", "measured on CPU"), []
+
+    def seconds(call) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    for (m, n), (which, sides), format in product(CPU_SHAPES, ORIENTATIONS.items(), options.format):
+        p = QuantizeProblem(n=n, format=format, rows=sides[0], columns=sides[1], consumer="gfx950")
+        kernel = host.load(build(p, default(p, x86), x86))
+        x, out = torch.randn(m, n).bfloat16(), made(p, m, "cpu")
+        addresses = [x.data_ptr(), *(out[name].data_ptr() for name in outputs(p)), m, n]
+        ours = lambda kernel=kernel, addresses=addresses: kernel(*addresses)
+        found = turns({"torch": lambda x=x, p=p: replaced(x, p), "ours": ours}, options.rounds, seconds)
+        check(p, x, out)
+        ratio = statistics.median(a / b for a, b in zip(found["torch"], found["ours"], strict=True))
+        ratios.append(ratio)
+        us = {name: statistics.median(times) * 1e6 for name, times in found.items()}
+        moved = x.nbytes + sum(t.nbytes for t in out.values())
+        report.row(
+            M=m, N=n, format=format, blocks=which, torch_us=us["torch"], ours_us=us["ours"],
+            GBps=moved / us["ours"] / 1e3, ratio=ratio,
+        )  # fmt: skip
+    report.bar("least ratio to the torch expression", min(ratios), at_least=CPU_BAR)
+    report.bar("geomean", geomean(ratios), at_least=CPU_BAR)
+    report.note(
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}; bf16 input, mode floor, eager expression"
+    )
+    return report.close(options.json)
+
+
+# -- GPU
+def configurations(p: QuantizeProblem, all_of_them: bool) -> list[GpuConfig]:
+    if not all_of_them:
+        return [default(p, sm90a)]
+    if p.columns:
+        cuts = (((4, 2), 4), ((4, 1), 6), ((8, 1), 3), ((4, 2), 3))
+        return [GpuConfig(w, 4, 32, 8, beside, group) for w, beside in cuts for group in (1, 4, 32)]
+    cuts = (
+        (1, 8, 4, 5),
+        (1, 8, 2, 6),
+        (1, 4, 4, 8),
+        (2, 2, 4, 8),
+        (1, 16, 2, 3),
+        (1, 8, 8, 4),
+        (1, 8, 4, 4),
+        (1, 8, 4, 6),
+    )
+    return [GpuConfig((a, b), 1, 32, held, beside) for a, b, held, beside in cuts]
+
+
+def on_gpu(options) -> int:
+    from flykernels.launch.current import Launcher
+
+    report = Report("quantize", "measured on H200")
+    at_copy_shape: dict[tuple[str, str], float] = {}
+
+    def seconds(call) -> float:
+        """Of one call among BURST in a row: what one leaves in the L2 cache to be written, it pays for itself."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        call()
+        start.record()
+        for _ in range(BURST):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e-3 / BURST
+
+    for (m, n), format, (which, sides) in product(GPU_SHAPES[::-1], options.format, ORIENTATIONS.items()):
+        p = QuantizeProblem(n=n, format=format, rows=sides[0], columns=sides[1])
+        x, out = torch.randn(m, n, device="cuda").bfloat16(), made(p, m, "cuda")
+        copied = torch.empty_like(x)
+        calls: dict[str, Callable[[], object]] = {"copy": lambda copied=copied, x=x: copied.copy_(x)}
+        registers = {}
+        for config in configurations(p, options.sweep):
+            code = built(p, config, sm90a)
+            launch, addresses = Launcher(code), [x.data_ptr(), *(out[name].data_ptr() for name in outputs(p)), m, n]
+            name = f"{config.waves} held {config.held} beside {config.beside} group {config.group}"
+            registers[name] = f"{code.registers}" + (f", {code.spills} spilled" if code.spills else "")
+            for t in out.values():
+                t.fill_(0xA5)
+            launch(*addresses)
+            check(p, x, out)
+            calls[name] = lambda launch=launch, addresses=addresses: launch(*addresses)
+        found = turns(calls, max(20, options.rounds), seconds)
+        moved = x.nbytes + sum(t.nbytes for t in out.values())
+        copy = statistics.median(found["copy"])
+        ceiling = 2 * x.nbytes / copy
+        best = 0.0
+        for name in registers:
+            spent = statistics.median(found[name])
+            part = moved / spent / ceiling
+            best = max(best, part)
+            report.row(
+                M=m, N=n, format=format, blocks=which, config=name, registers=registers[name], us=spent * 1e6,
+                TBps=moved / spent / 1e12, copy_TBps=ceiling / 1e12, part=part,
+            )  # fmt: skip
+        if (m, n) == COPY_SHAPE:
+            at_copy_shape[format, which] = best
+    for (format, which), part in at_copy_shape.items():
+        report.bar(
+            f"{format} {which} at {COPY_SHAPE[0]}x{COPY_SHAPE[1]}, part of the copy's rate", part, at_least=COPY_BAR
+        )
+    report.note("X bf16. Bytes moved: X once, each result once. copy: torch's copy_ of X, reading and writing it")
+    return report.close(options.json)

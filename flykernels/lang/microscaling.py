@@ -1,0 +1,84 @@
+"""Small floats in kernels: codes to f32 and back, by integer arithmetic that every target has.
+
+Targets with an instruction for a conversion may use that; what comes out is the same (`flykernels.microscaling` is the
+definition in numpy)."""
+
+from __future__ import annotations
+
+from ..dtypes import DType, f8e4m3fn, f8e4m3fnuz, f16, f32, i16, i32
+from ..microscaling import FORMATS, SCALE_BIAS, SCALE_NAN
+from .values import TARGET, Value, absolute, constant, maximum, minimum, select
+
+F32_MANTISSA, F32_BIAS = 23, 127
+F16_MANTISSA, F16_BIAS = 10, 15
+INFINITE = 0x7F800000  # bits of f32 infinity; above are NaNs
+
+
+def decoded(codes: Value, dtype: DType) -> Value:
+    """Codes (i16, not packed) of a format -> f32. NaN and infinity as the format has them.
+
+    A code's exponent and mantissa put where f16 has its own read as the number times 2^(bias - 15), subnormals too."""
+    sign = 1 << (dtype.bits - 1)
+    half = ((codes & sign) << (16 - dtype.bits)) | ((codes & (sign - 1)) << (F16_MANTISSA - dtype.mantissa))
+    if dtype == f8e4m3fn:  # its only NaN is what f16 takes for a number
+        half = select((codes & (sign - 1)).equals(sign - 1), constant(0x7E00, i16, codes.width), half)
+    return half.bitcast(f16, codes.width).to(f32) * 2.0 ** (F16_BIAS - FORMATS[dtype].bias)
+
+
+def encoded(x: Value, dtype: DType) -> Value:
+    """f32 (not NaN) -> codes (i32, not packed): nearest, ties to even, beyond the largest the largest.
+
+    Adding 2^(e + 23 - mantissa) to a number of exponent e rounds it to the format's step; below the format's smallest
+    normal number the step stays. What has been added is then taken off bit by bit, which leaves the code."""
+    f, shift = FORMATS[dtype], F32_MANTISSA - dtype.mantissa
+    bits = lambda v: v.bitcast(i32, v.width)
+    size = minimum(absolute(x), dtype.largest)
+    least = (f.least_exponent + F32_BIAS) << F32_MANTISSA
+    base = maximum(bits(size) & INFINITE, least)
+    magic = base + (shift << F32_MANTISSA)
+    steps = bits(size + magic.bitcast(f32, x.width)) - magic
+    code = steps + (base >> shift) - ((f.least_exponent + F32_BIAS) << dtype.mantissa)
+    sign = 1 << (dtype.bits - 1)
+    code = code | ((bits(x) >> (32 - dtype.bits)) & sign)
+    return select(code.equals(sign), constant(0, i32, code.width), code) if dtype == f8e4m3fnuz else code
+
+
+def words(x: Value, factor: Value, dtype: DType) -> Value:
+    """A vector of floats times a power of two (f32) -> codes in i32 words, first element lowest; whole words of them.
+
+    NaN gives no code in particular. By the target's own instructions where it has better ones."""
+    own = getattr(TARGET.get(None), "small_floats", None)
+    found = own(x, factor, dtype) if own else None
+    if found is not None:
+        return found
+    x = x.to(f32) * factor
+    code, each = encoded(x, dtype), 32 // dtype.bits
+    parts = [code.shuffle(list(range(i, x.width, each))) << (dtype.bits * i) for i in range(each)]
+    while len(parts) > 1:
+        parts = [a | b for a, b in zip(parts[::2], parts[1::2])]
+    return parts[0]
+
+
+def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value, Value]:
+    """(E8M0 byte as i32, f32 to multiply by, mask for the codes) of a block; largest: its largest magnitude's f32 bits.
+
+    round_up False: 2^(floor(log2 largest) - the format's largest exponent); True: the least power of two that leaves
+    nothing beyond the format's largest number. Below 2^-127 it is 2^-127. With a NaN or an infinity in the block the
+    byte is 255 and the mask 0 (else all ones): the codes of such a block are 0."""
+    f = FORMATS[dtype]
+    top = largest
+    if round_up:  # a fraction above the largest number's carries into the exponent
+        fraction = int((dtype.largest / 2.0**f.largest_exponent - 1) * (1 << F32_MANTISSA))
+        top = top + ((1 << F32_MANTISSA) - 1 - fraction)
+    byte = maximum((top >> F32_MANTISSA) - f.largest_exponent, 0)
+    finite = largest < INFINITE
+    inverse = ((2 * SCALE_BIAS - byte) << F32_MANTISSA).bitcast(f32, largest.width)
+    number = lambda x: constant(x, i32, largest.width)
+    return select(finite, byte, number(SCALE_NAN)), inverse, select(finite, number(-1), number(0))
+
+
+def scale_factor(byte: Value) -> Value:
+    """E8M0 byte (i32) -> f32: 2^(byte - 127), subnormal for 0; NaN for 255."""
+    bits = select(byte.equals(0), constant(1 << (F32_MANTISSA - 1), i32, byte.width), byte << F32_MANTISSA)
+    quiet = constant(INFINITE | 1 << (F32_MANTISSA - 1), i32, byte.width)
+    return select(byte.equals(SCALE_NAN), quiet, bits).bitcast(f32, byte.width)

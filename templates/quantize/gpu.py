@@ -1,0 +1,248 @@
+"""The quantiser on a GPU: one kernel, one read of X, both orientations; the transposed one goes out through LDS.
+
+A thread holds 8 rows of 8 neighbours. Along rows 4 lanes share a block; along columns the lanes of a wave stand in 4
+groups of 8 rows, so that 4 lanes share a block of 32 rows there too. Each reduction is two exchanges of registers.
+Codes of a column's 8 rows are 8 neighbouring bytes of the transposed result: the workgroup turns its tile round in LDS
+and writes whole cache lines of it. The text serves gfx950 and sm_90a; what differs is the number of lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from flykernels.codeobject import Extent
+from flykernels.dtypes import DType, bf16, f32, i16, i32, u8
+from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum
+from flykernels.lang.fragment import Fragment
+from flykernels.lang.microscaling import scale_of, words
+from flykernels.lang.values import Value, vector_of
+from flykernels.layout import IDENTITY
+from flykernels.microscaling import BLOCK
+from templates.gemm.order import grouped
+
+from .arguments import declared
+from .problem import QuantizeProblem
+
+EACH = 8  # neighbours of a row in a thread: 16 bytes of a 16-bit type
+SHARE = BLOCK // EACH  # threads that share a block, along either axis
+WIDE = 4  # words: the widest store
+
+
+@dataclass(frozen=True)
+class GpuConfig:
+    """How a tile is spread.
+
+    waves    along (rows, columns)
+    groups   into which a wave's lanes are divided along rows: 4 with columns, else 1 (longest runs of memory)
+    held     rows of a thread; 8 with columns
+    lanes    of a wave, the target's
+    beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
+    group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X"""
+
+    waves: tuple[int, int]
+    groups: int
+    lanes: int
+    held: int = BLOCK // SHARE
+    beside: int = 1
+    group: int = 1
+
+    def __post_init__(self):
+        object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.lanes * self.waves[0] * self.waves[1]
+
+    @property
+    def across(self) -> int:
+        """Lanes along a row."""
+        return self.lanes // self.groups
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        return self.waves[0] * self.groups * self.held, self.waves[1] * self.across * EACH
+
+    def key(self) -> dict:
+        """Readable JSON form."""
+        return {**asdict(self), "waves": list(self.waves)}
+
+    def spread(self, row_axis: int, row_step: int, column_axis: int, column_step: int) -> tuple[Mode, ...]:
+        """The threads over a tile whose (row, column) units step so far along these axes."""
+        return (
+            Mode(self.across, column_axis, EACH * column_step),
+            Mode(self.groups, row_axis, self.held * row_step),
+            Mode(self.waves[0], row_axis, self.groups * self.held * row_step),
+            Mode(self.waves[1], column_axis, self.across * EACH * column_step),
+        )
+
+
+def default(p: QuantizeProblem, target) -> GpuConfig:
+    """With columns tiles of 128 or 256 rows, whole cache lines of the transposed result; else long runs along rows.
+
+    sm_90a: the fastest of those that `python -m bench quantize --device cuda --sweep` has measured."""
+    if target.name == "sm90a":
+        if not p.columns:
+            return GpuConfig((1, 8), 1, target.lanes, 4, 6)
+        return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=3 if p.rows else 4)
+    if p.columns:
+        return GpuConfig((SHARE, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
+    return GpuConfig((SHARE, 1), 1, target.lanes)
+
+
+def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
+    """The kernel; arguments as in arguments.py, a one-dimensional grid of tiles, along rows first."""
+    # limits
+    k.of_target.beside = cfg.beside
+    names = declared(p)
+    given = dict(zip(names, k.args(**names)))
+    m, (rows, columns) = given["m"], cfg.tile
+    if p.columns and cfg.groups * cfg.held != BLOCK:
+        raise ValueError(f"{cfg}: a wave holds whole blocks of {BLOCK} rows with columns")
+    k.grid = ((Extent(p.n, columns), Extent("m", rows)),)
+    tiles = -(-p.n // columns)
+    down = ((m + (rows - 1)) // rows).to(i32)
+    at = tuple(k.target.uniform(x) for x in grouped(k.workgroup_id(), down, tiles, cfg.group))
+
+    # layouts
+    x = replace(
+        given["x"], shape=(m, p.n), stride=(given["x_row"], 1), multiple=(1, p.n),
+        stride_multiple=max(1, p.align_x // p.input_type.bytes),
+    )  # fmt: skip
+    held = ThreadValues(cfg.tile, cfg.spread(0, 1, 1, 1), Mode(EACH, 1, 1), (Mode(cfg.held, 0, 1),))
+
+    # X, once
+    values = k.fragment(held).load(x.tile(cfg.tile, *at))
+    if p.rows:
+        along_rows(k, p, cfg, values, given, at)
+    if p.columns:
+        if p.rows:  # held as they came; their f32 values are made a second time
+            again = lambda v: vector_of([k.target.opaque(w) for w in words_of(v)]).bitcast(v.dtype, EACH)
+            values = values.map(again)
+        along_columns(k, p, cfg, values, given, at)
+
+
+def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at):
+    """Codes and scales of blocks along rows, straight from registers."""
+    (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
+    codes: list[Value] = []
+    scales: list[Value] = []
+    for v in values.values():
+        size = shared(k, wide(magnitude(v).fold(maximum), v.dtype), 1)
+        byte, factor, mask = scale_of(size, p.output_type, p.round_up)
+        codes.append(words(v, factor, p.output_type) & mask)
+        scales.append(byte.to(u8))
+    matrix = lambda name, kind, width: replace(
+        given[name], dtype=kind, shape=(m, width), stride=(width, 1), multiple=(1, width)
+    )
+    to = ThreadValues((rows, columns // per), _along(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
+    store(k, to, matrix("codes", i32, p.n // per).tile(to.tile, *at), codes)
+    first, *others = cfg.spread(0, 1, 1, 1)
+    lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
+    to = ThreadValues((rows, columns // BLOCK), lanes, Mode(1, 1, 1), (Mode(cfg.held, 0, 1),))
+    store(k, to, matrix("scales", u8, p.n // BLOCK).tile(to.tile, *at), scales)
+
+
+def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at):
+    """Codes and scales of blocks along columns: a tile is turned round in LDS, then written line by line."""
+    (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
+    rows_ = values.values()
+    size = magnitude(rows_[0])
+    for other in rows_[1:]:
+        size = maximum(size, magnitude(other))
+    size = shared(k, size, cfg.across)
+    codes: list[Value] = []
+    scales: list[Value] = []
+    for c in range(EACH):
+        byte, factor, mask = scale_of(wide(size[c], p.input_type), p.output_type, p.round_up)
+        column = vector_of([v[c] for v in rows_])
+        codes.append(words(column, factor, p.output_type) & mask)
+        scales.append(byte.to(u8))
+
+    # into LDS as registers hold it
+    deep, blocks = rows // per, rows // BLOCK
+    shelf = k.shared(i32, Layout.compact(columns, deep), shelf_swizzle(deep))
+    board = k.shared(u8, Layout.compact(columns, blocks))
+    threads = (
+        Mode(cfg.across, 0, EACH),
+        Mode(cfg.groups, 1, cfg.held // per),
+        Mode(cfg.waves[0], 1, BLOCK // per),
+        Mode(cfg.waves[1], 0, cfg.across * EACH),
+    )
+    put = ThreadValues((columns, deep), threads, Mode(cfg.held // per, 1, 1), (Mode(EACH, 0, 1),))
+    store(k, put, shelf, codes)
+    one = (threads[0], Mode(cfg.groups, 1, 0), Mode(cfg.waves[0], 1, 1), threads[3])
+    store(k, ThreadValues((columns, blocks), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),)), board, scales)
+    k.barrier()
+
+    # and out by rows of the transposed result
+    for name, held, each, vector in (("codes_t", shelf, per, WIDE), ("scales_t", board, BLOCK, 1)):
+        take = lines(columns, rows // each, cfg.workgroup_size, vector)
+        to = replace(
+            given[name], dtype=held.dtype, shape=(p.n, m // each), stride=(m // each, 1),
+            multiple=(p.n, BLOCK // each), stride_multiple=BLOCK // each,
+        )  # fmt: skip
+        k.fragment(take).store(to.tile(take.tile, *at[::-1]), k.fragment(take).load(held))
+
+
+def magnitude(v: Value) -> Value:
+    """Bits without the sign, as integers of the same width: ordered as the numbers are, NaN the highest."""
+    kind = i16 if v.dtype.bits == 16 else i32
+    return v.bitcast(kind, v.width) & int(kind.largest)
+
+
+def wide(size: Value, dtype: DType) -> Value:
+    """What `magnitude` gave for a type, as bits of f32 (i32)."""
+    if dtype == bf16:
+        return size.to(i32) << 16
+    return size if dtype == f32 else size.bitcast(dtype).to(f32).bitcast(i32)
+
+
+def shared(k: Kernel, size: Value, distance: int) -> Value:
+    """Element by element the largest among the SHARE lanes that are `distance` apart; 32 bits are exchanged at once."""
+    kind, width = size.dtype, size.width
+    each = [size] if width is None else words_of(size)
+    for step in (distance << i for i in range(SHARE.bit_length() - 1)):
+        pairs = [k.target.exchange(k, w, step) for w in each]
+        if width is None:
+            each = [maximum(a, b) for a, b in pairs]
+        else:
+            as_before = lambda w: w.bitcast(kind, 32 // kind.bits)
+            each = [maximum(as_before(a), as_before(b)).bitcast(i32) for a, b in pairs]
+    return each[0] if width is None else vector_of(each).bitcast(kind, width)
+
+
+def words_of(v: Value) -> list[Value]:
+    """A vector's 32-bit words as scalars."""
+    whole = v.bitcast(i32, v.width * v.dtype.bits // 32)
+    return [whole[i] for i in range(whole.width)]
+
+
+def store(k: Kernel, to: ThreadValues, view: View, values: list[Value]):
+    k.fragment(to).store(view, Fragment(k, to, False, lambda d: values[d[0]]))
+
+
+def lines(rows: int, width: int, threads: int, vector: int) -> ThreadValues:
+    """A tile spread over a workgroup row by row, `vector` neighbours a thread at a time."""
+    wide = width // vector
+    deep = threads // wide
+    lanes = (Mode(wide, 1, vector), Mode(deep, 0, 1))
+    return ThreadValues((rows, width), lanes, Mode(vector, 1, 1), (Mode(-(-rows // deep), 0, deep),))
+
+
+def shelf_swizzle(width: int) -> Swizzle:
+    """Of the (columns, width) words in LDS. Lanes that write together are EACH columns apart, so without it on one
+    bank; the column's number, a step of EACH at a time, is added (bit by bit) to the place of WIDE words in its row."""
+    bits = (width // WIDE).bit_length() - 1
+    if bits < 1:
+        return IDENTITY
+    base, row = WIDE.bit_length() - 1, width.bit_length() - 1
+    return Swizzle(bits, base, row + EACH.bit_length() - 1 - base)
+
+
+def _along(cfg: GpuConfig, per: int) -> tuple[Mode, ...]:
+    """The threads over a tile of words of codes."""
+    return tuple(m._replace(step=m.step // per) if m.axis == 1 else m for m in cfg.spread(0, 1, 1, 1))
+
+
+def _in_blocks(m: Mode) -> Mode:
+    return m._replace(step=m.step // BLOCK) if m.axis == 1 else m

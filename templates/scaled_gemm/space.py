@@ -1,0 +1,99 @@
+"""Which configurations of a scaled GEMM are worth compiling, and why the others are not."""
+
+from __future__ import annotations
+
+from dataclasses import fields as dataclass_fields
+from dataclasses import replace
+from typing import Any
+
+from flykernels.microscaling import BLOCK
+from templates.gemm import space_gfx950, space_x86
+from templates.gemm.problem import GemmProblem
+from templates.gemm.space import Candidate, Dropped, Space
+
+from . import gfx950
+from .gfx950_config import STEP, ScaledConfig, staged
+from .problem import ALIGN, ScaledGemmProblem
+
+SUMS_BESIDE_NEXT = 64  # that leave room for a half read early and for scales
+SHAPES = {"16x16x32": "16x16x128", "32x32x16": "32x32x64"}  # of instructions, dense and scaled
+
+
+def candidates(problem: ScaledGemmProblem, target, threads: int = 1) -> Space:
+    """The few configurations to try on `target` (with up to `threads` threads, on a CPU), best guess first.
+
+    Empty `kept` where the problem is not eligible, with that reason in `dropped`. ValueError for an unknown target."""
+    reason = problem.why_not(target)
+    if reason is not None:
+        return Space(dropped=[Dropped(None, reason)])
+    if target.name == "x86":
+        return _on_x86(problem, target, threads)
+    if target.name == "gfx950":
+        reason = gfx950.why_not(problem)
+        return Space(dropped=[Dropped(None, reason)]) if reason else _on_gfx950(problem, target)
+    raise ValueError(f"scaled GEMM kernels exist for x86 and gfx950, not for {target.name}")
+
+
+def _on_x86(p: ScaledGemmProblem, target, threads: int) -> Space:
+    """The dense kernel's panels over f32, both operands packed: that is where they are decoded."""
+    dense = GemmProblem(n=p.n, k=p.k, dtype="f32", a="any", b="any", m_hint=p.m_hint)
+    found = space_x86.candidates(dense, target, threads)
+    space = Space(dropped=found.dropped)
+    for c in found.kept:
+        k_block = -(-c.config.k_block // BLOCK) * BLOCK  # a block of K begins with a block of scales
+        space.kept.append(replace(c, config=replace(c.config, k_block=k_block, pack_a=True, pack_b=True)))
+    if not space.kept:
+        space.kept = [Candidate(replace(d.config, pack_a=True), "the only one") for d in found.dropped if d.config][:1]
+    return space
+
+
+def _on_gfx950(p: ScaledGemmProblem, target) -> Space:
+    """The dense kernel's candidates for 16-bit operands of as many bytes: a scaled 16x16x128 instruction takes as many
+    bytes and cycles as two dense 16x16x32 ones, so what bounds them is the same."""
+    widest = max(p.row_bytes("a"), p.row_bytes("b"))
+    per_unit = 2 * p.k // widest  # numbers in 16 bits of the wider operand
+    dense = GemmProblem(
+        n=p.n,
+        k=widest // 2,
+        dtype="bf16",
+        out_dtype=p.out_dtype,
+        b="col",
+        bias=p.bias,
+        m_hint=p.m_hint,
+        align_c=p.align_c,
+    )
+    found = space_gfx950.candidates(dense, target)
+    space = Space(dropped=found.dropped)
+    for c in found.kept:
+        fields = {f.name: getattr(c.config, f.name) for f in dataclass_fields(c.config)}
+        fields |= {"tile_k": c.config.tile_k * per_unit, "shape": SHAPES[c.config.shape]}
+        config = ScaledConfig(**fields)
+        reason = limit(p, config, target.limits)
+        if reason is None:
+            space.kept.append(replace(c, config=config))
+        else:
+            space.dropped.append(Dropped(config, reason))
+    return space
+
+
+def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:
+    """The limit that a configuration runs into beyond those of the dense kernel, in words; None if it fits."""
+    if cfg.tile_k % (STEP * cfg.k_waves):
+        return f"K tiles of {cfg.tile_k}; whole instructions of all waves along K take {STEP * cfg.k_waves}"
+    if cfg.k_waves > 1 and cfg.shape != "16x16x128":
+        return "waves along K: only with instructions that take whole words of scales"
+    for which, rows in (("a", cfg.part[0]), ("b", cfg.part[1])):
+        if rows * cfg.bytes_of(p, which) % (ALIGN * cfg.workgroup_size):
+            return f"{which.upper()}'s tile is less than one load of {ALIGN} bytes by {cfg.workgroup_size} threads"
+    if cfg.interleaved and p.scaling == "block" and not staged(p):
+        return f"K = {p.k}: scales come through registers, for which the interleaved loop has no place"
+    sums = cfg.tile_m * cfg.tile_n // cfg.workgroup_size  # a lane's
+    if cfg.schedule == "eight" and p.scaling == "block" and sums > SUMS_BESIDE_NEXT:
+        return f"{sums} sums a lane, scales and the next K tile's first half: more than the registers there are"
+    if cfg.interleaved and p.k % cfg.tile_k:
+        return f"K = {p.k} ends within a K tile of {cfg.tile_k}: the interleaved loop's tail would spill registers"
+    if cfg.lds_bytes(p) > limits.shared_bytes:
+        return f"{cfg.lds_bytes(p)} bytes of LDS with scales; a workgroup has {limits.shared_bytes}"
+    if p.k % (cfg.split_k * cfg.tile_k) and cfg.split_k > 1:
+        return f"K = {p.k} is not {cfg.split_k} slices of whole K tiles"
+    return None

@@ -1,0 +1,143 @@
+"""torch._scaled_mm in compiled functions: our candidates beside ATen's; scales that are not swizzled; bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from inductor_plugin import private, scaled
+from templates.scaled_gemm.reference import bound, reference, wrong
+
+from .conftest import compile_with, ours_ran, run_and_get_code
+
+pytestmark = pytest.mark.usefixtures("prefer_ours")
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def codes(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """FP8 of standard normal numbers, or random packed FP4 (`columns` counts numbers)."""
+    if dtype == torch.float4_e2m1fn_x2:
+        return torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8).view(dtype)
+    return torch.randn(rows, columns).to(dtype)
+
+
+def mx_scales(rows: int, k: int) -> torch.Tensor:
+    return torch.randint(121, 133, (rows, k // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+
+
+def right(got: torch.Tensor, a, b, scale_a, scale_b, bias=None) -> bool:
+    """Against float64 of the dequantised operands, rounded once."""
+    from templates.scaled_gemm.arguments import problem_of
+
+    p = problem_of(a, b, scale_a, scale_b, bias, str(got.dtype))
+    raw = lambda x: x.contiguous().view(torch.uint8).numpy()
+    of_scale = lambda s: s.view(torch.uint8).numpy() if p.scaling == "block" else s.numpy().ravel()
+    extra = None if bias is None else bias.double().numpy()
+    operands = (p, raw(a), raw(b.t()), of_scale(scale_a), of_scale(scale_b), extra)
+    return not wrong(p, got.double().numpy(), reference(*operands), bound(*operands)).any()
+
+
+@pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", ["tensor", "row"])
+def test_fp8_of_one_scale_a_matrix_or_a_row(kind, out):
+    a, b = codes(37, 64, FP8[0]), codes(48, 64, FP8[0]).t()
+    scales = (torch.rand(()), torch.rand(())) if kind == "tensor" else (torch.rand(37, 1), torch.rand(1, 48))
+    f = compile_with(lambda a, b, s, t: torch._scaled_mm(a, b, s, t, out_dtype=out))
+    got, code = run_and_get_code(f, a, b, *scales)
+    assert ours_ran(code) and got.dtype == out
+    assert right(got, a, b, *scales)
+
+
+def test_bias_and_mixed_formats():
+    a, b, bias = codes(37, 64, FP8[0]), codes(48, 64, FP8[1]).t(), torch.randn(48).bfloat16()
+    s, t = torch.rand(37, 1), torch.rand(1, 48)
+    f = compile_with(lambda a, b, s, t, c: torch._scaled_mm(a, b, s, t, bias=c, out_dtype=torch.bfloat16))
+    got, code = run_and_get_code(f, a, b, s, t, bias)
+    assert ours_ran(code)
+    assert right(got, a, b, s, t, bias)
+
+
+@pytest.mark.parametrize("dtype", [*FP8, torch.float4_e2m1fn_x2])
+@pytest.mark.parametrize("m", [16, 37])
+def test_mx_blocks(m, dtype):
+    """K = 512 and M = N = 16 is pytorch #196719's shape, M = 37 one whose scales are no multiple of a swizzled tile."""
+    n, k = 16, 512
+    a, b, s, t = codes(m, k, dtype), codes(n, k, dtype).t(), mx_scales(m, k), mx_scales(n, k)
+    f = compile_with(lambda a, b, s, t: torch._scaled_mm(a, b, s, t, out_dtype=torch.bfloat16))
+    got, code = run_and_get_code(f, a, b, s, t)
+    assert ours_ran(code)
+    assert right(got, a, b, s, t)
+
+
+def second(a, b, s, t):
+    """torch.nn.functional.scaled_mm, where this torch has it."""
+    from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
+
+    block, plain = ScalingType.BlockWise1x32, SwizzleType.NO_SWIZZLE
+    return scaled_mm(a, b, s, block, t, block, swizzle_a=plain, swizzle_b=plain, output_dtype=torch.bfloat16)
+
+
+def test_second_version():
+    """Where this torch has it, and Inductor lowers it to a choice between candidates (2.13 on)."""
+    if not hasattr(torch.ops.aten, "_scaled_mm_v2"):
+        assert not hasattr(torch.nn.functional, "scaled_mm")
+        return
+    a, b, s, t = codes(37, 64, FP8[0]), codes(48, 64, FP8[0]).t(), mx_scales(37, 64), mx_scales(48, 64)
+    got, code = run_and_get_code(compile_with(second), a, b, s, t)
+    assert ours_ran(code)
+    assert right(got, a, b, s, t)
+
+
+def test_shapes_of_scales_while_tracing():
+    """torch counts MX scales as if swizzled (pytorch #172627): with the plugin on, both counts pass, others fail."""
+    private.teach_scaled_shapes()
+    a, b = codes(37, 64, FP8[0]), codes(48, 64, FP8[0]).t()
+    swizzled = torch.zeros(128 * 4, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor
+        run = lambda s, t: torch._scaled_mm(fake(a), fake(b), fake(s), fake(t), out_dtype=torch.bfloat16)
+        assert run(mx_scales(37, 64), mx_scales(48, 64)).shape == (37, 48)
+        assert run(swizzled, swizzled).shape == (37, 48)
+        for s, t in ((mx_scales(36, 64), mx_scales(48, 64)), (swizzled, mx_scales(48, 64))):
+            with pytest.raises(RuntimeError, match="scal"):
+                run(s, t)
+
+
+def test_not_eligible_says_why(log):
+    a, b, one = codes(32, 64, FP8[0]), codes(48, 64, FP8[0]).t(), torch.ones(())
+    f = compile_with(lambda a, b: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16))
+    torch._dynamo.mark_dynamic(b, 1)
+    got, code = run_and_get_code(f, a, b)
+    assert not ours_ran(code) and got.shape == (32, 48)
+    assert "only M may be symbolic" in log.text
+
+
+def test_operands_that_do_not_lie_as_built(log):
+    """A call with other strides than compiled for goes to ATen, in words."""
+    a, b, s, t = codes(32, 64, FP8[0]), codes(48, 64, FP8[0]).t(), torch.rand(32, 1), torch.rand(1, 48)
+    from inductor_plugin.kernels import Spec, callable_for
+    from templates.scaled_gemm.arguments import problem_of
+    from templates.scaled_gemm.space import candidates
+
+    p = problem_of(a, b, s, t)
+    from flykernels.targets import x86
+
+    call = callable_for(Spec(scaled.OP, "x86", p, candidates(p, x86).kept[0].config.key()))
+    out = torch.empty(32, 48, dtype=torch.bfloat16)
+    assert right(call(a, b, s, t, out=out), a, b, s, t)
+    turned = a.view(torch.uint8).t().contiguous().t().view(a.dtype)
+    want = out.clone()
+    assert torch.allclose(call(turned, b, s, t, out=out).float(), want.float(), rtol=1e-2)
+    assert "ATen serves this call" in log.text
+
+
+def test_benchmark_operands_are_numbers():
+    p_inputs = [codes(37, 64, FP8[1]), codes(48, 64, FP8[1]).t(), mx_scales(37, 64), mx_scales(48, 64)]
+    from templates.scaled_gemm.arguments import problem_of
+
+    made = scaled.sane(problem_of(*p_inputs), p_inputs)
+    _, (x, y) = scaled.as_dense(problem_of(*p_inputs), made)
+    assert np.isfinite(x.numpy()).all() and np.isfinite(y.numpy()).all()
+    assert [t.stride() for t in made] == [t.stride() for t in p_inputs]

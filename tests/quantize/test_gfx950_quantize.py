@@ -1,0 +1,65 @@
+"""The quantisers of gfx950 in the simulator, byte by byte against the numpy reference, checker silent."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from flykernels.sim import run_on_sim
+from flykernels.targets import gfx950
+from templates.quantize.arguments import outputs, shapes
+from templates.quantize.problem import MODES, QuantizeProblem
+
+from .case import GUARD, compare, compiled, guarded, numbers, stored
+
+FORMATS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+ORIENTATIONS = {"rows": (True, False), "columns": (False, True), "both": (True, True)}
+
+
+def run(p: QuantizeProblem, x: np.ndarray, pad: int = 0) -> dict[str, np.ndarray]:
+    code = compiled(p, gfx950)
+    assert code.spills == 0 and code.scratch_bytes == 0
+    memory, row = stored(p, x, pad)
+    out = guarded(p, len(x))
+    arguments = [memory, *(out[n][GUARD:] for n in outputs(p)), np.int64(len(x)), np.int64(row)]
+    grid = code.grid_for({"m": len(x)})
+    result = run_on_sim(code, arguments, (*grid, 1, 1)[:3], outputs=list(range(1, 1 + len(outputs(p)))))
+    result.raise_for_findings()
+    compare(p, x, out)
+    return {n: out[n][GUARD:-GUARD].reshape(shapes(p, len(x))[n]) for n in outputs(p)}
+
+
+@pytest.mark.parametrize(("format", "mode"), list(product(FORMATS, MODES)))
+def test_both_from_one_read(format, mode):
+    p = QuantizeProblem(n=160, format=format, columns=True, mode=mode)
+    run(p, numbers(p, 160))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_inputs_and_padded_rows(dtype):
+    p = QuantizeProblem(n=128, dtype=dtype, columns=True, align_x=4)
+    run(p, numbers(p, 32), pad=4)
+
+
+@pytest.mark.parametrize(("which", "n", "m"), [("rows", 576, 37), ("columns", 90, 64)])
+def test_one_orientation_with_tails(which, n, m):
+    rows, columns = ORIENTATIONS[which]
+    p = QuantizeProblem(n=n, format="f8E4M3FN", rows=rows, columns=columns, align_x=2)
+    run(p, numbers(p, m), pad=1)
+
+
+def test_nan_and_infinity_poison_their_block():
+    p = QuantizeProblem(n=64, format="f4E2M1FN", columns=True)
+    x = numbers(p, 64)
+    x[5, 40], x[33, 3] = np.nan, -np.inf
+    got = run(p, x)
+    assert got["scales"][5, 1] == 255 and got["scales"][33, 0] == 255 and (got["scales"] == 255).sum() == 2
+    assert got["scales_t"][40, 0] == 255 and got["scales_t"][3, 1] == 255
+
+
+@pytest.mark.parametrize(("format", "instruction"), [("f8E4M3FN", "fp8"), ("f8E5M2", "bf8"), ("f4E2M1FN", "fp4")])
+def test_two_numbers_an_instruction(format, instruction):
+    text = compiled(QuantizeProblem(n=160, format=format, columns=True), gfx950).text
+    assert f"v_cvt_scalef32_pk_{instruction}_f32" in text

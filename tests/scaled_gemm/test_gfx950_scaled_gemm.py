@@ -1,0 +1,171 @@
+"""The gfx950 scaled GEMM in the simulator: formats, scalings, tails, schedules, slices; no findings, no spills."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flykernels.layout import bank_conflicts
+from flykernels.targets import gfx950
+from templates.scaled_gemm.build import build
+from templates.scaled_gemm.gfx950_config import ScaledConfig, byte_swizzle
+from templates.scaled_gemm.problem import OPERANDS, ScaledGemmProblem
+from templates.scaled_gemm.space import candidates
+
+from .gfx950_case import compiled, run
+from .x86_case import operands
+
+NAMES = [d.name for d in OPERANDS]
+F8, F4 = "f8E4M3FN", "f4E2M1FN"
+SMALL = ScaledConfig(64, 64, 128, 3, (2, 2))
+LARGE = {F8: ScaledConfig(256, 256, 128, 2, (2, 4)), F4: ScaledConfig(256, 256, 256, 2, (2, 4))}
+
+
+@pytest.mark.parametrize("shape", ["16x16x128", "32x32x64"])
+@pytest.mark.parametrize(("a", "b"), list(product(NAMES, NAMES)))
+def test_formats(a, b, shape):
+    """Random codes and scales; K of several slots, the last one cut, and more than one workgroup."""
+    cfg = ScaledConfig(64, 64, 128 if (a, b) != (F4, F4) else 256, 3, (2, 2), shape=shape)
+    run(ScaledGemmProblem(n=96, k=1408, a_dtype=a, b_dtype=b), cfg, 70, pad_c=8)
+
+
+@pytest.mark.parametrize("k", [32, 160, 480, 1056])
+def test_k_in_blocks_of_32(k):
+    """Scales of such rows are no whole words: they come through registers. The last K tile is cut."""
+    run(ScaledGemmProblem(n=64, k=k, b_dtype=F4, bias="row", out_dtype="f32"), SMALL, 33, seed=k)
+
+
+@pytest.mark.parametrize("out", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+def test_one_scale_a_matrix_or_a_row(scaling, out):
+    p = ScaledGemmProblem(n=104, k=528, scaling=scaling, out_dtype=out, bias="row")
+    found = operands(p, 70)
+    if out == "f16":
+        found["scale_a"] /= 1024
+    run(p, SMALL, 70, found=found)
+
+
+@pytest.mark.parametrize("kind", [F8, F4])
+def test_interleaved(kind):
+    """256 x 256, two workgroups, the second cut on both sides; K of whole tiles and an odd number of slots."""
+    cfg = ScaledConfig(**{**LARGE[kind].key(), "schedule": "four"})
+    p = ScaledGemmProblem(n=264, k=cfg.tile_k * 6, a_dtype=kind, b_dtype=kind, bias="row")
+    count = 4
+    run(p, cfg, 280, workgroups=[(0, 0, 0), (count - 1, 0, 0)])
+
+
+@pytest.mark.parametrize("schedule", ["four", "eight"])
+def test_interleaved_with_an_odd_number_of_k_tiles(schedule):
+    cfg = ScaledConfig(128, 128, 128, 2, (2, 2), schedule=schedule)
+    run(ScaledGemmProblem(n=128, k=128 * 7, b_dtype=F4), cfg, 128)
+
+
+@pytest.mark.parametrize("cfg", [
+    ScaledConfig(32, 64, 512, 2, (1, 2), k_waves=2),
+    ScaledConfig(64, 64, 128, 2, (2, 2), split_k=2),
+    ScaledConfig(16, 32, 512, 3, (1, 2)),
+], ids=str)  # fmt: skip
+def test_few_rows(cfg):
+    run(ScaledGemmProblem(n=96, k=3072, bias="row"), cfg, 17)
+
+
+def test_padded_rows_and_offsets():
+    run(ScaledGemmProblem(n=64, k=512, b_dtype=F4), SMALL, 64, pad=48, pad_c=4)
+
+
+def test_nan_scale_poisons_its_block_only():
+    p = ScaledGemmProblem(n=64, k=512)
+    found = operands(p, 40)
+    found["scale_a"][3, 1] = 255
+    found["scale_b"][17, 15] = 255
+    got = run(p, SMALL, 40, found=found)
+    nan = np.zeros((40, 64), bool)
+    nan[3], nan[:, 17] = True, True
+    assert (np.isnan(got) == nan).all()
+
+
+def test_a_nan_scale_beyond_the_end_of_k_is_not_read():
+    """Rows of scales lie end to end: where K is no whole slot, what follows is the next row's. It must not count."""
+    p = ScaledGemmProblem(n=64, k=384)
+    found = operands(p, 40)
+    found["scale_a"][20, 0] = 255
+    got = run(p, SMALL, 40, found=found)
+    assert np.isnan(got[20]).all() and np.isfinite(np.delete(got, 20, 0)).all()
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    m=st.integers(1, 130), n=st.integers(1, 130), blocks=st.integers(1, 40), a=st.sampled_from(NAMES),
+    b=st.sampled_from(NAMES), out=st.sampled_from(["bf16", "f32"]),
+)  # fmt: skip
+def test_shapes(m, n, blocks, a, b, out):
+    p = ScaledGemmProblem(n=n, k=32 * blocks, a_dtype=a, b_dtype=b, out_dtype=out, m_hint=m, align_c=2)
+    run(p, candidates(p, gfx950).kept[0].config, m, seed=m)
+
+
+@pytest.mark.parametrize("kind", [F8, F4])
+def test_main_loop_moves_no_accumulators(kind):
+    p = ScaledGemmProblem(n=4096, k=4096, a_dtype=kind, b_dtype=kind)
+    cfg = ScaledConfig(**{**LARGE[kind].key(), "schedule": "four"})
+    code = compiled(p, cfg)
+    assert code.spills == 0 and "v_accvgpr" not in code.text and "scratch_" not in code.text
+
+
+@pytest.mark.parametrize("shape", ["16x16x128", "32x32x64"])
+@pytest.mark.parametrize("kind", OPERANDS)
+def test_operand_reads_have_no_bank_conflicts(kind, shape):
+    """Every step's reads of rows of 128 bytes, in each order that lanes may be served in."""
+    p = ScaledGemmProblem(n=128, k=1024, a_dtype=kind.name, b_dtype=kind.name)
+    cfg = ScaledConfig(128, 128, 1024 // kind.bits, 2, (2, 2), shape=shape)
+    operand, depth = cfg.spread_atom(p).a, cfg.bytes_of(p, "a")
+    moved, lanes, block = byte_swizzle(operand, 128, depth), np.arange(64), 32 * kind.bits // 8
+    assert depth == 128
+    for step, digits in product(range(cfg.steps()), np.ndindex(*operand.piece_sizes)):
+        tv = operand.shifted(0, step * block)
+        row, column = (o + w for o, w in zip(tv.origin(lanes), tv.walk(digits)))
+        for phases in gfx950.read_phases.values():
+            assert bank_conflicts(moved(row * depth + column), phases, 16, gfx950.limits.banks) == 1
+
+
+def blocks_of(operand, step_bytes: int, block: int, steps: int) -> dict:
+    """lane group and piece -> which block of 32 of the tile it holds, and where in the block, at one step."""
+    lanes, out = np.arange(64), {}
+    for digits in np.ndindex(*operand.piece_sizes):
+        column = operand.shifted(0, step_bytes).origin(lanes)[1] + operand.walk(digits)[1]
+        for lane in lanes:
+            out[int(lane), digits] = divmod(int(column[lane]), block)
+    return out
+
+
+@pytest.mark.parametrize("shape", ["16x16x128", "32x32x64"])
+@pytest.mark.parametrize("kind", OPERANDS)
+def test_every_block_is_multiplied_once_with_its_scale(kind, shape):
+    """The blocks that an instruction takes, as the simulator's layouts say, are those whose scales the lanes hold."""
+    p = ScaledGemmProblem(n=128, k=1024, a_dtype=kind.name, b_dtype=kind.name)
+    cfg = ScaledConfig(128, 128, 1024 // kind.bits, 2, (2, 2), shape=shape)
+    atom, plain = cfg.spread_atom(p), cfg.atom(p)
+    groups, block, steps = plain.scale.tile[1], 32 * kind.bits // 8, cfg.steps()
+    rows = 64 // groups
+    seen = set()
+    for step in range(steps):
+        for (lane, digits), (held, inside) in blocks_of(atom.a, step * block, block, steps).items():
+            hardware, place = blocks_of(plain.a, 0, block, 1)[lane, digits]  # the instruction's own block and place
+            assert inside == place
+            scale = atom.scale.origin(hardware * rows)[1] + step  # of the lanes that hold that block's scale
+            assert held == scale
+            seen.add(held)
+    assert seen == set(range(groups * steps))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"k": 520, "scaling": "row"}, "multiple of 16"), ({"align_a": 8}, "multiples of 8")]
+)
+def test_not_eligible(change, words):
+    p = ScaledGemmProblem(**({"n": 64, "k": 512} | change))
+    assert words in candidates(p, gfx950).dropped[0].reason
+    with pytest.raises(ValueError, match="no scaled GEMM kernel"):
+        build(p, SMALL, gfx950)
