@@ -4,11 +4,13 @@ What only this target has is beside it: `sm90a_barriers`, `sm90a_tma`, `sm90a_wg
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
 import tempfile
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from ..codeobject import CodeObject
@@ -160,7 +162,7 @@ class Sm90a(Gpu):
         return Value(got, i32)
 
     def compile(self, k, source: dict | None = None) -> CodeObject:
-        """The traced kernel: a cubin and what ptxas says it costs, or PTX where there is no ptxas on PATH.
+        """The traced kernel: a cubin and what ptxas says it costs, or PTX where there is no ptxas.
 
         PTX is compiled by the driver when it is loaded; registers, spills and shared_bytes are then not known (0).
         TraceError if the back end refuses it, AssemblerError if ptxas does."""
@@ -169,7 +171,7 @@ class Sm90a(Gpu):
         clock("lower")
         text = self.assembly(k)
         clock("assembly")
-        ptxas = shutil.which("ptxas")
+        ptxas = find_ptxas()
         binary, cost = assembled(ptxas, k.name, text) if ptxas else (text.encode(), {})
         clock("ptxas")
         return CodeObject(
@@ -190,6 +192,14 @@ class Sm90a(Gpu):
             seconds=clock.seconds,
             **cost,
         )
+
+
+@cache
+def find_ptxas() -> str | None:
+    """ptxas on PATH, or the one that comes with triton; None if there is neither."""
+    found = importlib.util.find_spec("triton")
+    beside = [Path(folder) / TRITONS for folder in (found.submodule_search_locations or [])] if found else []
+    return shutil.which("ptxas") or next((str(p) for p in beside if p.is_file()), None)
 
 
 def assembled(ptxas: str, name: str, text: str) -> tuple[bytes, dict]:
@@ -222,6 +232,7 @@ def _version(ptxas: str) -> str:
     return f"ptxas {(re.search(r'V([0-9.]+)', said) or ['', 'unknown'])[1]}"
 
 
+TRITONS = Path("backends/nvidia/bin/ptxas")
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 REGISTER_BYTES = 4
 STATIC_SHARED = (

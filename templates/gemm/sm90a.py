@@ -35,7 +35,7 @@ from .sm90a_config import (
     tensor_maps,
     tma_reads,
 )
-from .sm90a_output import Output
+from .sm90a_output import EARLY_SUMS, Output
 from .sm90a_work import Piece, Work
 
 DTYPES = ("bf16", "f16")
@@ -233,7 +233,8 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memo
         shelf = advance_bytes(memory, room.shelves)
         box_batch = (work.batch_of("c", piece),) if p.batched else ()
         output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, shelf)
-        added = output.fetch(0) if piece.inside is True and not work.shares else {}
+        early = piece.inside is True and not work.shares and cfg.sums <= EARLY_SUMS
+        added = output.fetch(0) if early else {}
 
         full.wait(at.stage, at.parity)
         sums = product([wgmma.undefined(cfg.columns)] * cfg.blocks, at.stage, True)
@@ -259,7 +260,7 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memo
             board = empty.at(cfg.stages)
             work.add_up(piece, acc, board, lambda acc: output.store(acc, output.fetch(0)))
         elif piece.inside is True:
-            output.store(acc, added)
+            output.store(acc, added if early else output.fetch(0))
         else:
             k.when(piece.inside)(lambda: output.store(acc, output.fetch(0)))
         return after

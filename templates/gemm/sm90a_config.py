@@ -102,6 +102,11 @@ class Sm90aConfig:
         return ceil(self.tile_m / (BLOCK_M * self.groups[0]))
 
     @property
+    def sums(self) -> int:
+        """Of C, a thread's."""
+        return self.blocks * self.columns * BLOCK_M // WARPGROUP
+
+    @property
     def one_tile(self) -> bool:
         """Whether a workgroup does one tile and leaves."""
         return not self.persistent and not self.stream_k
