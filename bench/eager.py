@@ -1,4 +1,4 @@
-"""What the user's eager call costs where the arithmetic is a small part of it: calls of ours, and calls that stay ATen's.
+"""What the user's eager call costs where arithmetic is a small part of it: calls of ours, and calls that stay ATen's.
 
 F.rms_norm and torch.topk are called as a program calls them, with eager operators on and off in turn, round by round,
 in one process. What a case is, is decided before (and forced to ours: the call is measured, whatever would win). Calls
