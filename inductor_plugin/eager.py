@@ -43,6 +43,7 @@ class _Installed:
 
 _installed: dict[str, _Installed] = {}
 _made: dict[str, Any] = {}  # kept over disable() and enable(): decisions, and the one door
+_said: set[str] = set()  # warnings that need not be repeated
 _originals: dict[tuple[str, str], Callable | None] = {}
 
 
@@ -235,7 +236,9 @@ def _install_topk(installed: _Installed, device: Any, key: str) -> None:
             topk = _made.get(f"topk {key}") or CpuTopK(device)
             topk.door.open()
         except Exception as e:
-            log.warning("topk on the CPU stays ATen's: %s: %s", type(e).__name__, e)
+            if str(e) not in _said:
+                _said.add(str(e))
+                log.warning("topk on the CPU stays ATen's: %s: %s", type(e).__name__, e)
             installed.served |= dict.fromkeys(("aten::topk", "aten::topk.values"), f"ATen: {e}")
             return
         installed.doors.append(topk.door)

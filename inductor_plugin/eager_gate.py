@@ -126,6 +126,12 @@ def apart(work: Callable[[], Any]) -> Any:
     return found
 
 
+def won(decided: Timing) -> dict:
+    """The configuration of a winner that is ours."""
+    assert decided.config is not None
+    return decided.config
+
+
 def _ours(entry: Entry) -> Timing | None:
     best = entry.best()
     return best if best is not None and best.config is not None and not best.quarantined else None

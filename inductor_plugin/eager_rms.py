@@ -123,7 +123,7 @@ class RMSNorm:
         else:
             address = x.data_ptr() if weight is None else x.data_ptr() | weight.data_ptr()
             key = (x.shape, x.stride(), x.dtype, kind, len(shape), eps, address & 15, x.get_device())
-        found = self.plans.get(key, MISSING)
+        found: Any = self.plans.get(key, MISSING)
         if found is MISSING:
             self._new_plan(key, x, shape, weight, eps, grad, below)
             found = self.plans.get(key)
@@ -187,11 +187,14 @@ class RMSNorm:
     def _use(self, call: Call, decided: Any, grad: bool) -> Plan:
         """The plan for a decision; notes what backward needs."""
         forward, _, backward = decided.artefact.partition("|")
-        config = decided.config["forward"]
+        config = eager_gate.won(decided)["forward"]
         problem = self._kernel_problem(call.problem)
         codes = eager_code.codes_for("rms_norm", problem, config, self.device.target, forward)
         if self.on_cpu and grad:
-            self.known[(call.problem.dtype, call.problem.weight_dtype)] = (decided.config["backward"], backward)
+            self.known[(call.problem.dtype, call.problem.weight_dtype)] = (
+                eager_gate.won(decided)["backward"],
+                backward,
+            )
         return self.bind(call, config, codes)
 
     def _kernel_problem(self, problem: RMSNormProblem) -> RMSNormProblem:
@@ -303,7 +306,7 @@ class RMSNorm:
                 decided, for_good = eager_gate.decide(
                     key_, lambda: self._measure_gradient(key_, key, problem, bind, operands), may
                 )
-                plan = bind(decided.config["backward"], decided.artefact) if decided is not None else None
+                plan = bind(eager_gate.won(decided)["backward"], decided.artefact) if decided is not None else None
         except eager_gate.PinnedMiss:
             raise
         except Exception as e:
@@ -453,7 +456,7 @@ class RMSNorm:
         aten()
         want = run()
         x = operands[1]
-        check = lambda: compare(run(), want, problem.width, x.numel() // max(1, problem.width or 1))
+        check = lambda: compare(run(), want, problem.width or 1, x.numel() // max(1, problem.width or 1))
         return eager_gate.contest(case, candidates, run, aten, check, self._wait)
 
     def forget(self) -> None:

@@ -54,7 +54,7 @@ class GpuRMSNormForward:
             may = not torch.cuda.is_current_stream_capturing()
             decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, rows, number), may)
             if decided is not None:
-                self._use(p, decided.config["forward"], decided.artefact, put, number)
+                self._use(p, eager_gate.won(decided)["forward"], decided.artefact, put, number)
             elif for_good:
                 put(torch_door.ATEN)
         except eager_gate.PinnedMiss as e:
@@ -87,10 +87,10 @@ class GpuRMSNormForward:
         target = getattr(targets, self.device.target)
         types = {name: dtype for dtype, name in NAMES.items()}
         width: int = p.width  # type: ignore[assignment]
-        where = {"device": f"cuda:{number}"}
+        where = f"cuda:{number}"
         off = 0 if p.align >= 16 else p.align // types[p.dtype].itemsize
-        x = torch.randn(rows * width + off, **where).to(types[p.dtype])[off:].view(rows, width)
-        weight = None if p.weight_dtype == "none" else torch.randn(width, **where).to(types[p.weight_dtype])
+        x = torch.randn(rows * width + off, device=where).to(types[p.dtype])[off:].view(rows, width)
+        weight = None if p.weight_dtype == "none" else torch.randn(width, device=where).to(types[p.weight_dtype])
         candidates = []
         for c in configurations(p, target).kept:
             config = c.config.key()

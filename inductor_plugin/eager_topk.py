@@ -184,18 +184,18 @@ class GpuTopK:
             self.plans.clear()
         given = call_of(x, k, dim, largest)
         why = given if isinstance(given, str) else given[0].why_not(self.device)
-        if why:
+        if why or isinstance(given, str):
             log.debug("top %s of %s: %s; ATen serves it", k, tuple(x.shape), why)
             self.plans[key] = None
             return None
-        p, strides, inner = given  # type: ignore[misc]
+        p, strides, inner = given
         try:
             case = eager_gate.key_for("topk", "topk", case_of(p), self.device)
             measure = lambda: self._measure(case, key, p, strides, inner, x, k, dim, largest)
             decided, for_good = eager_gate.decide(case, measure, not torch.cuda.is_current_stream_capturing())
             plan = None
             if decided is not None:
-                config = chosen(p, self.device, decided.config, 1)
+                config = chosen(p, self.device, eager_gate.won(decided), 1)
                 codes = eager_code.codes_for("topk", p, config.key(), self.device.target, decided.artefact)
                 plan = self.bind(p, config, codes, strides, inner, x, k, dim)
         except eager_gate.PinnedMiss:

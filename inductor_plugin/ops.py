@@ -115,7 +115,7 @@ class _AddRMSNorm:
         shape = _checked(x, residual, weight)
         operands = (x, residual) if weight is None else (x, weight, residual)  # in the kernel's order
         key = ("forward", *_layout(x), *_layout(residual), *_layout(weight), eps, *self._where(operands))
-        plan = self.plans.get(key, MISSING)
+        plan: Any = self.plans.get(key, MISSING)
         if plan is MISSING:
             lies = [rows_of(t, len(shape)) for t in (x, residual)]
             if x.dtype not in NAMES or x.numel() == 0 or None in lies or not _weight_fits(weight):
@@ -139,7 +139,7 @@ class _AddRMSNorm:
         operands = tuple(t for t in (total, weight, rstd, dy, dsum) if t is not None)
         key = ("backward", *_layout(total), *_layout(dy), *_layout(dsum), *_layout(weight), weight_gradient)
         key = (*key, *self._where(operands))
-        plan = self.plans.get(key, MISSING)
+        plan: Any = self.plans.get(key, MISSING)
         if plan is MISSING:
             lies = rows_of(total, axes)
             if (
@@ -211,9 +211,9 @@ class _AddRMSNorm:
                 decided, for_good = eager_gate.decide(case_key, measure, may)
                 if decided is not None:
                     codes = eager_code.codes_for(
-                        "rms_norm", kernel, decided.config, self.device.target, decided.artefact
+                        "rms_norm", kernel, eager_gate.won(decided), self.device.target, decided.artefact
                     )
-                    plan = bind(decided.config, codes)
+                    plan = bind(eager_gate.won(decided), codes)
         except eager_gate.PinnedMiss:
             raise
         except Exception as e:

@@ -178,7 +178,7 @@ class Door:
                 held = self._words.get(words) or self._words.setdefault(words, (ctypes.c_int64 * len(words))(*words))
                 self._table[at + Slot.WORDS] = ctypes.addressof(held)
             if self._table[at] == EMPTY:
-                self._table[at + Slot.WIDTH : at + Slot.WIDTH + len(key)] = key
+                self._table[at + Slot.WIDTH : at + Slot.WIDTH + len(key)] = [*key]
             self._table[at] = state
 
     def forget(self) -> None:
@@ -198,7 +198,8 @@ class Door:
 
     def _new_table(self, slots: int, copy: bool = False) -> None:
         """A table of so many slots, perhaps with what the old one holds; then calls look there."""
-        old, self._slots = getattr(self, "_table", None), slots
+        old: Any = getattr(self, "_table", None)
+        self._slots = slots
         self._table = (ctypes.c_int64 * ((slots + 1) * SLOT_WORDS))()
         self._table[0] = slots - 1
         for at in range(SLOT_WORDS, len(old), SLOT_WORDS) if copy and old is not None else ():
