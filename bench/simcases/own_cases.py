@@ -13,7 +13,6 @@ from .case import STEP, Case, bf16, excess, from_bf16
 from .floats import decode, e8m0
 from .hti import HtiConfig, HtiProblem, gemm_hti
 from .mxfp4 import BLOCK, Mxfp4Config, Mxfp4Problem, gemm_mxfp4
-from .topk import TopKConfig, TopKProblem, topk_rows
 
 
 def hti(M: int = 256, N: int = 256, K: int = 512) -> Case:
@@ -101,30 +100,39 @@ def rms(rows: int, n: int, threads_per_row: int, rows_per_workgroup: int) -> Cas
     return Case(f"ours RMSNorm {rows}x{n}", code.text, code.binary, grid, arguments, wrong)
 
 
-def topk(rows: int, n: int, k: int, data: str = "normal") -> Case:
-    """TopK of f32 rows, exact to the bit and the index. `data`: "normal", "ties" (five values: the board overflows), or
-    "special" (NaN, infinities, zeros of both signs)."""
-    cfg = TopKConfig()
-    code = gfx950.compile(trace(topk_rows, gfx950, TopKProblem(rows, n, k), cfg))
+def topk(rows: int, n: int, k: int, data: str = "normal", family: str = "rows") -> Case:
+    """TopK of f32 rows, exact to the bit and the index. `data`: "normal", "ties" (five values: boards overflow), or
+    "special" (NaN, infinities, zeros of both signs). family: the template's "rows" or "block"."""
+    from templates.topk.arguments import scalar_values
+    from templates.topk.build import build
+    from templates.topk.config import TopKConfig
+    from templates.topk.problem import TopKProblem
+    from templates.topk.reference import reference
+
+    p = TopKProblem(rows, n, k, align=4)
+    lanes, elements = 16, -(-n // 16)
+    short = TopKConfig("rows", 16, lanes * elements, 256, lanes, elements)
+    config = short if family == "rows" else TopKConfig("block", 128, 0, 256, 1, 16)
+    code = build(p, config, gfx950)
     r = np.random.default_rng(14)
     x = r.standard_normal((rows, n)).astype(np.float32)
     if data == "ties":
         x = r.integers(0, 5, (rows, n)).astype(np.float32)
     if data == "special":
         x = r.choice(np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], np.float32), (rows, n))
-    # by value with NaN greatest, then by index: lexsort's last key counts most
-    value = np.where(np.isnan(x), np.inf, x.astype(np.float64))
-    number = np.broadcast_to(np.arange(n), x.shape)
-    order = np.lexsort((number, -value, ~np.isnan(x)), axis=1)[:, :k]
+    order = reference(x, k)
     exact = np.take_along_axis(x, order, 1)
-    arguments = lambda: [x.copy(), np.full((rows, k), np.nan, np.float32), np.full((rows, k), -7, np.int64)]
+    numbers = scalar_values(p, config, {"x": (n,), "values": (k,), "indices": (k,)})
+    kinds = {"i32": np.int32, "i64": np.int64}
+    scalars = [kinds[a.kind](v) for a, v in zip(code.arguments[3:], numbers)]
+    arguments = lambda: [x.copy(), np.full((rows, k), np.nan, np.float32), np.full((rows, k), -7, np.int64), *scalars]
 
     def wrong(got) -> float:
         same = np.array_equal(got[1].view(np.uint32), exact.view(np.uint32)) and np.array_equal(got[2], order)
         return 0.0 if same else np.inf
 
-    grid = (-(-rows // cfg.rows_per_workgroup), 1, 1)
-    return Case(f"ours TopK {rows}x{n} k {k} {data}", code.text, code.binary, grid, arguments, wrong)
+    grid = (*code.grid_for({"rows": rows}), 1, 1)[:3]
+    return Case(f"ours TopK {family} {rows}x{n} k {k} {data}", code.text, code.binary, grid, arguments, wrong)
 
 
 def cases() -> Iterator[Case]:
@@ -135,6 +143,7 @@ def cases() -> Iterator[Case]:
     yield topk(18, 128, 6)
     yield topk(3, 100, 16, "special")
     yield topk(5, 256, 8, "ties")
+    yield topk(2, 5000, 40, "normal", "block")
     yield staged()
     yield staged(layout_b="col")
     yield split()

@@ -21,11 +21,12 @@ def compress(v: Value, mask: Value) -> Value:
     """The lanes of a vector of 8 or 16 32-bit elements whose bits are set in the u32 `mask`, moved to the front.
 
     What is behind them may be anything."""
-    kind = mlir_type(v.dtype, v.width)
+    bits, kind = v.bitcast(u32, v.width), mlir_type(u32, v.width)
     if v.width == 16:
         chosen = mask.to(DType("u16", 16, False)).bitcast(DType("i1", 1, False), 16)
-        return Value(intrinsic("llvm.x86.avx512.mask.compress", kind, v, v, chosen), v.dtype, v.width)
-    # a byte for each bit, then the numbers of the lanes whose byte is set, packed: 8 bytes in one scalar register
-    wide = Value(intrinsic("llvm.pdep.i64", mlir_type(u64), mask.to(u64), constant(LOW_BITS, u64)), u64) * 255
-    lanes = Value(intrinsic("llvm.pext.i64", mlir_type(u64), constant(BYTES_0_TO_7, u64), wide), u64)
-    return Value(intrinsic("llvm.x86.avx2.permd", kind, v, lanes.bitcast(Byte, v.width).to(u32)), v.dtype, v.width)
+        packed = intrinsic("llvm.x86.avx512.mask.compress", kind, bits, bits, chosen)
+    else:  # a byte for each bit, then the numbers of the lanes whose byte is set, packed: 8 bytes in a scalar register
+        spread = intrinsic("llvm.pdep.i64", mlir_type(u64), mask.to(u64), constant(LOW_BITS, u64))
+        lanes = intrinsic("llvm.pext.i64", mlir_type(u64), constant(BYTES_0_TO_7, u64), Value(spread, u64) * 255)
+        packed = intrinsic("llvm.x86.avx2.permd", kind, bits, Value(lanes, u64).bitcast(Byte, v.width).to(u32))
+    return Value(packed, u32, v.width).bitcast(v.dtype, v.width)

@@ -49,7 +49,7 @@ def declared(p: TopKProblem, config: TopKConfig) -> dict[str, Any]:
     from flykernels.dtypes import u64
     from flykernels.lang.memory import Global  # needs MLIR; naming arguments does not
 
-    kinds = {
+    kinds: dict[str, Any] = {
         "x": Global(p.element, (), alignment=min(p.align, 16)),
         "values": Global(p.element, (), alignment=p.element.bytes),
     }

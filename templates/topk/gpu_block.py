@@ -40,8 +40,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
     # prologue: this workgroup's part of a row, [begin, end) in whole vectors, and what its threads share
     group = k.workgroup_id().to(u32)
-    parts = given["parts"].to(u32) if cfg.split else 1
-    row, part = (group // parts, group % parts) if cfg.split else (group, 0)
+    parts = given["parts"].to(u32) if cfg.split else number(1)
+    row, part = (group // parts, group % parts) if cfg.split else (group, number(0))
     x, values, indices = (given.row(name, row) for name in ("x", "values", "indices"))
     vectors = width // vector * vector
     begin, end = number(0), vectors
@@ -77,7 +77,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
                     yield v[j].to(f32), at + j, here
 
         @k.when(n > 0, carry=floor)
-        def floor(floor):
+        def raised(floor):
             def ties(limit):
                 """The first of this thread's elements with that key."""
                 found = number(0)
@@ -105,12 +105,12 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
             k.barrier()
 
             @k.when(shared.board.count > shared.kept, carry=limit)
-            def limit(limit):
+            def higher(limit):
                 return maximum(limit, shared.cut()[0])
 
-            return limit
+            return higher
 
-        return floor, shared.hits.next_slot(slot)
+        return raised, shared.hits.next_slot(slot)
 
     # main loop: a chunk is in registers while the next one is on its way
     k.barrier()

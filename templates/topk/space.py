@@ -7,7 +7,8 @@ from templates.gemm.space import Candidate, Dropped, Space
 from .config import TopKConfig
 from .problem import TopKProblem
 
-SPLIT_FROM = 16384  # elements: a CPU thread's part of a row is no shorter, so that starting it pays
+SHARE_FROM = 1 << 16  # elements that a CPU thread takes at least, so that starting it pays
+SPLIT_FROM = 1 << 17  # the same of one row in parts, which are merged as well
 
 
 def configurations(problem: TopKProblem, target, threads: int = 1) -> Space:
@@ -26,7 +27,7 @@ def _x86(p: TopKProblem, threads: int) -> Space:
     if parts > 1:
         config = TopKConfig("scan", most_k, split=True, parts=parts, threads=threads)
         return Space([Candidate(config, f"{p.rows} rows for {threads} threads: each row in {parts} parts")])
-    used = max(1, min(threads, p.rows, p.rows * p.width // SPLIT_FROM))
+    used = max(1, min(threads, p.rows, p.rows * p.width // SHARE_FROM))
     return Space([Candidate(TopKConfig("scan", most_k, threads=used), f"{used} threads share the rows")])
 
 

@@ -102,35 +102,33 @@ class Scan:
             return self.board.add(count, self.order.key(x), lanes + (i + offset), chosen)
 
         @k.loop(begin.to(i32), whole.to(i32), BLOCK * n, carry=state)
-        def state(i, s):
+        def blocks(i, s):
             i = i.to(u32)
             hits = self.order.not_worse(vector(i), s[1])
             for j in range(1, BLOCK):
                 hits = hits | self.order.not_worse(vector(i + j * n), s[1])
 
             @k.when(lanes_mask(hits) > 0, carry=s)
-            def s(s):
+            def after(s):
                 @k.loop(0, BLOCK * n, n, carry=s[0])
                 def count(j, count):
                     return add(i + j.to(u32), s[1], count)
 
                 return self.cut_if_full((count, s[1]))
 
-            return s
+            return after
 
-        @k.loop(whole.to(i32), vectors.to(i32), n, carry=state)
-        def state(i, s):
+        @k.loop(whole.to(i32), vectors.to(i32), n, carry=blocks)
+        def rest(i, s):
             return add(i.to(u32), s[1], s[0]), s[1]
 
-        state = self.cut_if_full(state)
-
-        @k.loop(vectors.to(i32), end.to(i32), carry=state)
-        def state(i, s):
+        @k.loop(vectors.to(i32), end.to(i32), carry=self.cut_if_full(rest))
+        def last(i, s):
             x = row.read(i.to(u32)).to(f32)
             self.board.put(s[0], self.order.key(x), i.to(u32) + offset)
             return s[0] + one(self.order.not_worse(x, s[1])), s[1]
 
-        return self.cut_if_full(state)
+        return self.cut_if_full(last)
 
     def gathered(self, row: Row, begin: Value, end: Value, state):
         """The same of a row with strides."""
@@ -138,7 +136,7 @@ class Scan:
         near = Row(buffer, 1, f32.bytes)
 
         @k.loop(begin.to(i32), end.to(i32), GATHERED, carry=state)
-        def state(first, s):
+        def after(first, s):
             first = first.to(u32)
             count = minimum(end - first, GATHERED)
 
@@ -148,7 +146,7 @@ class Scan:
 
             return self.over(near, number(0), count, s, first)
 
-        return state
+        return after
 
 
 def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
@@ -157,7 +155,7 @@ def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     width, want = given["width"].to(u32), given["k"].to(u32)
     lanes = k.target.vector_bytes // f32.bytes
     room = kept(cfg.most_k) + BLOCK * lanes
-    board = Board(k, room)
+    board = Board.make(k, room)
     scan = Scan(k, order, board, want)
 
     # prologue: this workgroup's part of a row
@@ -182,17 +180,14 @@ def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         """All wanted candidates in order; how many there are."""
 
         @k.when(count > most_left(want), carry=count)
-        def count(count):
+        def left(count):
             return board.cut(count, want, most_left(want))[0]
 
         if most_left(cfg.most_k) <= COUNT_MOST:
-            board.ranked(count, visit)
+            board.ranked(left, visit)
         else:
-            spare = Board.__new__(Board)
-            spare.k, spare.lanes = k, lanes
-            spare.keys, spare.positions = (v.at(most_left(cfg.most_k)) for v in (board.keys, board.positions))
-            board.sorted(count, spare, visit)
-        return count
+            board.sorted(left, board.beyond(most_left(cfg.most_k)), visit)
+        return left
 
     def to_results(rank, key, position):
         @k.when(rank < want)
@@ -216,13 +211,13 @@ def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     there = finish(count, to_list)
 
     @k.loop(there.to(i32), want.to(i32))
-    def _(rank):
+    def fill(rank):
         lists.put(constant(0, u64), part * want + rank.to(u32))
 
     k.target.publish()
 
     @k.when(atomic(k, "add", counter, number(1), 0).equals(parts - 1))
-    def _():
+    def last():
         k.target.observe()
         counter.put(number(0), 0)
 

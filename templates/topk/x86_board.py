@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flykernels.dtypes import i32
-from flykernels.lang import Kernel, Value, constant, lanes_mask, maximum, minimum, popcount, select, u32
+from flykernels.lang import Kernel, Value, View, constant, lanes_mask, maximum, minimum, popcount, select, u32
 
 from .order import ALL, NOBODY, one
 
@@ -31,9 +31,17 @@ def number(x: int) -> Value:
 class Board:
     """keys and positions: `capacity` u32 each, and room for a vector more."""
 
-    def __init__(self, k: Kernel, capacity: int):
-        self.k, self.lanes = k, k.target.vector_bytes // u32.bytes
-        self.keys, self.positions = (k.private(u32, capacity + self.lanes) for _ in range(2))
+    def __init__(self, k: Kernel, keys: View, positions: View):
+        self.k, self.lanes, self.keys, self.positions = k, k.target.vector_bytes // u32.bytes, keys, positions
+
+    @staticmethod
+    def make(k: Kernel, capacity: int) -> Board:
+        room = capacity + k.target.vector_bytes // u32.bytes
+        return Board(k, k.private(u32, room), k.private(u32, room))
+
+    def beyond(self, count: int) -> Board:
+        """What is left of it above `count` candidates, as another board."""
+        return Board(self.k, self.keys.at(count), self.positions.at(count))
 
     def put(self, at: Value, keys: Value, positions: Value):
         """One candidate, or a vector of neighbours, from place `at` on."""

@@ -13,6 +13,7 @@ CASES = {
     "TopK": lambda: own_cases.topk(18, 128, 6),
     "TopK, NaN and signed zeros": lambda: own_cases.topk(3, 100, 16, "special"),
     "TopK, ties overflow the board": lambda: own_cases.topk(5, 256, 8, "ties"),
+    "TopK, a workgroup a row": lambda: own_cases.topk(2, 5000, 40, "special", "block"),
     "staged GEMM, tails": own_cases.staged,
     "staged GEMM, K split over workgroups": own_cases.split,
 }
