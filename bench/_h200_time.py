@@ -18,9 +18,9 @@ COLD_TIMES = 4
 COPIES_MOST = 64
 SAMPLE_US = 1500.0  # of GPU time a sample of graphs
 CALLS_MOST, CALLS_LEAST = 60, 4
-ROUNDS, LAUNCHES = 9, 6  # samples of a way; launches that the median of a sample is of
+ROUNDS, LAUNCHES = 9, 5  # samples of a way; launches that the median of a sample is of
 FLUSHED = 256 << 20  # bytes that are overwritten for a cold launch
-BUSY_US, CLOCK_MHZ = 150, 1980  # how long the GPU is busy before a launch is timed; an H200's clock, at most
+BUSY_US, CLOCK_MHZ = 400, 1980  # how long the GPU is busy before a launch is timed; an H200's clock, at most
 STATES, FORMS = ("cold", "hot"), ("graph", "plain")
 
 Run = Callable[[int], Any]

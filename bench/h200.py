@@ -27,13 +27,15 @@ from .common import Report, geomean, parser
 
 ROOT = Path(__file__).parents[1]
 LABEL = "measured on H200"
+AHEAD, FIRST_AHEAD = 3, 1  # processes that compile ahead; the first case that they take
 
 
 class Run:
     """A report that is saved with every row, and a bar that shows how far a part is."""
 
-    def __init__(self, folder: Path, file: Path | None, progress: Progress):
+    def __init__(self, folder: Path, file: Path | None, progress: Progress, seconds: float):
         self.folder, self.file, self.progress = folder, file, progress
+        self.end = time.perf_counter() + seconds
         self.report = Report("h200", LABEL)
         self.raw: dict[str, list] = {}
 
@@ -51,6 +53,9 @@ class Run:
                     f"{part} {len(found)}/{of} {time.perf_counter() - start:.0f} s {note}", file=sys.stderr, flush=True
                 )
             self.save()
+            if time.perf_counter() > self.end and len(found) < of:
+                self.report.note(f"{part}: out of time, {len(found)} of {of} done")
+                break
         self.progress.update(task, completed=of, note="done")
         failed = [row["failed"] for row in found if "failed" in row]
         if failed:
@@ -118,7 +123,25 @@ def fused(run: Run) -> None:
         run.report.bar(f"{name}: as autotuned with us, slowest shape", min(chosen, default=0.0), at_least=0.99)
 
 
+def _ahead(cases: list) -> list[subprocess.Popen]:
+    """Processes that compile what `_cases` will tune, a few cases before it."""
+    named = [f"{c.kind},{c.m},{c.n},{c.k}" for c in cases[FIRST_AHEAD:]]
+    command = [sys.executable, "-m", "bench._h200_ahead"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return [subprocess.Popen([*command, *named[i::AHEAD]], cwd=ROOT, **quiet) for i in range(AHEAD) if named[i::AHEAD]]
+
+
 def _cases(cases: list, **how: Any) -> Iterable[dict[str, Any]]:
+    running = _ahead(cases)
+    try:
+        yield from _tuned(cases, **how)
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait()
+
+
+def _tuned(cases: list, **how: Any) -> Iterable[dict[str, Any]]:
     from . import _h200_gemm as gemm
 
     for case in cases:
@@ -143,12 +166,12 @@ def layers(run: Run) -> None:
     from . import _h200_layers as models
 
     folder = run.folder / "models"
-    settings = [*models.SETTINGS, models.ENCODER]
+    settings = sorted([*models.SETTINGS, models.ENCODER], key=lambda s: s not in models.COLD)
 
     def made() -> Iterable[dict[str, Any]]:
         models.warm_up(folder)
         for setting in settings:
-            row = models.run(setting, folder)
+            row = models.run(setting, folder, cold=setting in models.COLD)
             row["note"] = f"{setting.name}: {row['ratio']:.3f}"
             yield row
 
@@ -156,21 +179,25 @@ def layers(run: Run) -> None:
     for row in found:
         rate, seconds = row["tokens/s"], row["compile s"]
         run.report.row(
-            model=row["setting"], max_autotune_tokens_s=rate["max-autotune"], with_us_tokens_s=rate["with us"],
+            model=row["setting"], caches="empty" if row["cold"] else "Inductor's shared",
+            max_autotune_tokens_s=rate["max-autotune"], with_us_tokens_s=rate["with us"],
             ratio=row["ratio"], max_autotune_compile_s=seconds["max-autotune"], with_us_compile_s=seconds["with us"],
             error_to_eager=row["errors"]["with us"],
         )  # fmt: skip
     ratios = [row["ratio"] for row in found]
     run.report.bar("models: tokens/s with us / max-autotune, geomean", _mean(ratios), at_least=1.05)
     run.report.bar("models: the slowest", min(ratios, default=0.0), at_least=0.99)
-    total = {way: sum(row["compile s"][way] for row in found) for way in models.WAYS}
-    added = total["with us"] / total["max-autotune"] - 1
-    run.report.bar("models: tuning time that we add", added, at_most=0.25)
+    cold = [row["compile s"] for row in found if row["cold"]]
+    if cold:
+        total = {way: sum(seconds[way] for seconds in cold) for way in models.WAYS}
+        added = total["with us"] / total["max-autotune"] - 1
+        run.report.bar("models: tuning time that we add, from empty caches", added, at_most=0.25)
     run.report.note(
         f"Decoder: {models.LAYERS} layers of Llama 3 8B's shape, random bf16 weights, {models.CACHE} tokens of each "
         "sequence in the KV cache when decoding. Encoder: MiniLM-L6-v2's shape over embeddings, random weights."
     )
-    _second_process(run, models.SETTINGS[1], folder)
+    if cold:
+        _second_process(run, models.COLD[0], folder)
 
 
 def _second_process(run: Run, setting: Any, folder: Path) -> None:
@@ -228,6 +255,7 @@ def _mean(values: list[float]) -> float:
 def main(argv: list[str]) -> int:
     options: argparse.ArgumentParser = parser("h200", __doc__ or "")
     options.add_argument("--part", action="append", choices=list(PARTS), help="only this (may be given several times)")
+    options.add_argument("--seconds", type=float, default=3600, help="begin nothing new after so long (default: 3600)")
     options.add_argument("--keep", type=Path, help="directory for caches (default: a temporary one)")
     given = options.parse_args(argv)
     import torch
@@ -240,18 +268,21 @@ def main(argv: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         os.environ.setdefault("FLYKERNELS_CACHE_DIR", str(folder / "flykernels"))
-        return _run(folder, given.part or list(PARTS), given.json)
+        return _run(folder, given.part or list(PARTS), given.json, given.seconds)
 
 
-def _run(folder: Path, parts: list[str], file: Path | None) -> int:
+def _run(folder: Path, parts: list[str], file: Path | None, seconds: float) -> int:
     import inductor_plugin
 
     inductor_plugin.enable()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
     start = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        run = Run(folder, file.absolute() if file else None, progress)
+        run = Run(folder, file.absolute() if file else None, progress, seconds)
         for part in parts:
+            if time.perf_counter() > run.end:
+                run.report.note(f"{part}: out of time, not begun")
+                continue
             try:
                 PARTS[part](run)
             except Exception as e:

@@ -43,7 +43,7 @@ def main() -> None:
 @click.option("--bias", type=click.Choice(["none", "row", "full"]), default=None, help="default: row for addmm")
 @click.option("--residual", is_flag=True)
 @click.option("--frozen", is_flag=True, help="B is constant, so it is packed ahead")
-@click.option("--target", type=click.Choice(["x86", "gfx950"]), default="x86", show_default=True)
+@click.option("--target", type=click.Choice(["x86", "gfx950", "sm90a"]), default="x86", show_default=True)
 def explain(op: str, bias: str | None, **options) -> None:
     """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...) eligible, what are its candidates, what won and from where."""
     from .explain import Question, answer

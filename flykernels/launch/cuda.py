@@ -18,7 +18,19 @@ from typing import Any, ClassVar
 
 from ..codeobject import CodeObject
 from . import tensor_map
-from .driver import HANDLE, INT_OUT, NUMBER, OUT, OUT_OF_MEMORY, SIZE_OUT, TEXT, Driver, DriverError, find
+from .driver import (
+    HANDLE,
+    INT_OUT,
+    INVALID_CONTEXT,
+    NUMBER,
+    OUT,
+    OUT_OF_MEMORY,
+    SIZE_OUT,
+    TEXT,
+    Driver,
+    DriverError,
+    find,
+)
 from .gpu_kernel import Frame, GpuKernel, Sized, load_function
 from .workspace import relaxed
 
@@ -36,7 +48,7 @@ LOG_BYTES = 8192
 # a union of 64 bytes, here the three sizes of a cluster.
 CONFIG, ATTRIBUTE = "7IPPI4x", "I4x3I52x"
 
-INVALID_VALUE, INVALID_CONTEXT, NO_BINARY = 1, 201, 209
+INVALID_VALUE, NO_BINARY = 1, 209
 # After one of these every later call in the process fails alike (cuda.h: the process is left in an inconsistent state).
 STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
 HINTS = {
@@ -213,12 +225,13 @@ class CudaKernel(GpuKernel):
     def _call(self, sized: Sized, stream: int, arguments: tuple) -> tuple:
         maps = [m.at(arguments[i]) for m, i in zip(sized.more, self._mapped)]
         code, grid = self.code, sized.grid
-        before = lambda base: (
+        base, memory = self._frame()
+        before = (
             *grid, code.workgroup_size, 1, 1, code.dynamic_bytes, stream,
             base + struct.calcsize(CONFIG) if code.cluster > 1 else 0, code.cluster > 1,
             CLUSTER_DIMENSION, code.cluster, 1, 1,
         )  # fmt: skip
-        base, memory = self._frame(before, arguments, [address for address, _ in maps])
+        self._frame.fill(base, memory, before, arguments, [address for address, _ in maps])
         return base, base + self._frame.pointers, grid, memory, maps
 
     def _launch(self, call: tuple) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..codeobject import CodeObject
-from .driver import GROUPS_MOST, Driver, DriverError
+from .driver import GROUPS_MOST, INVALID_CONTEXT, Driver, DriverError
 from .workspace import Workspaces, captured
 
 KINDS = {"pointer": "Q", "i32": "i", "i64": "q", "f32": "f"}  # struct's letters, natural alignment
@@ -81,14 +81,14 @@ class GpuKernel:
         arguments: addresses (ints) and numbers, as `code.arguments` lists them, without workspace. An empty grid
         launches nothing. TypeError for another number or other kinds of arguments; DriverError as the driver says."""
         try:
-            key = self._pack(*arguments), stream
-            if self._workspaces is not None:
-                key = *key, captured(self.driver, stream)
-            call = self._prepared[key]
-        except KeyError:
-            call = self._prepared[key] = self._prepare(arguments, *key[1:])
+            packed = self._pack(*arguments)
         except struct.error as e:
             raise TypeError(f"{self.code.entry} takes {self._passed} arguments, {self._signature()}: {e}") from e
+        capture = None if self._workspaces is None else self._capture(stream)
+        key = packed, stream, capture
+        call = self._prepared.get(key)
+        if call is None:
+            call = self._prepared[key] = self._prepare(arguments, stream, capture)
         if call:
             self._launch(call)
 
@@ -114,8 +114,18 @@ class GpuKernel:
     def _launch(self, call: tuple) -> None:
         raise NotImplementedError
 
+    def _capture(self, stream: int) -> tuple[int, int] | None:
+        """See `captured`; a thread that has not met the driver yet gets the device's context."""
+        try:
+            return captured(self.driver, stream)
+        except DriverError as e:
+            if e.status != INVALID_CONTEXT:
+                raise
+        self.driver.use(self.device)
+        return captured(self.driver, stream)
+
     # -- preparing
-    def _prepare(self, arguments: tuple, stream: int, capture: tuple[int, int] | None = None) -> tuple:
+    def _prepare(self, arguments: tuple, stream: int, capture: tuple[int, int] | None) -> tuple:
         for kept in (self._prepared, self._sized):
             if len(kept) >= PREPARED_MOST:
                 kept.clear()
@@ -151,12 +161,13 @@ class Frame:
         self._offsets = [end - struct.calcsize(kind) for end, kind in zip(ends, kinds)]
         self._memory = ctypes.c_char * max(1, self._pack.size)
 
-    def __call__(self, before: Any, arguments: tuple, more: Sequence[int] = ()) -> tuple[int, Any]:
-        """(address, memory). before: a function of the address, whose result is packed in front."""
+    def __call__(self) -> tuple[int, Any]:
+        """(address, memory) of a new one."""
         memory = self._memory()
-        base = ctypes.addressof(memory)
-        self._pack.pack_into(memory, 0, *before(base), *[base + x for x in self._offsets], *more, *arguments)
-        return base, memory
+        return ctypes.addressof(memory), memory
+
+    def fill(self, base: int, memory: Any, before: tuple, arguments: tuple, more: Sequence[int] = ()) -> None:
+        self._pack.pack_into(memory, 0, *before, *[base + x for x in self._offsets], *more, *arguments)
 
 
 def load_function(kernel: GpuKernel, load: Any, get: str) -> None:

@@ -77,7 +77,7 @@ class Hip(Driver):
         self.call("hipGetDevice", ctypes.byref(found), doing="asking for the current device")
         return found.value
 
-    def set_device(self, device: int) -> None:
+    def use(self, device: int) -> None:
         self.call("hipSetDevice", device, doing=f"changing to device {device}")
 
 
@@ -108,7 +108,8 @@ class HipKernel(GpuKernel):
         return device
 
     def _call(self, sized: Sized, stream: int, arguments: tuple) -> tuple:
-        base, memory = self._frame(lambda base: (), arguments)
+        base, memory = self._frame()
+        self._frame.fill(base, memory, (), arguments)
         block = self.code.workgroup_size, 1, 1
         passed = self.function, *sized.grid, *block, 0, stream, base + self._frame.pointers, None
         return passed, sized.grid, memory
