@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -107,7 +108,7 @@ def _likely(found: list[Spec], base: Entry) -> list[Spec]:
     measured = [t for t in base.timings.values() if t.config is not None and t.microseconds is not None]
     if not measured or not found or found[0].target == "x86":
         return found
-    best = [t.config for t in sorted(measured, key=lambda t: t.microseconds)[:LIKELY]]
+    best = [t.config for t in sorted(measured, key=lambda t: t.microseconds or 0.0)[:LIKELY]]
     return [spec for spec in found if spec.config in best] or found
 
 
@@ -134,5 +135,5 @@ def _epilogue_microseconds(request: Request, plain: Request) -> float:
     with private.on_device(c.device):
         tensors = lambda: (torch.randn_like(c), other if other is None else torch.randn_like(c))
         once = lambda x, y: x.add(y) if y is not None else activation(x) if activation is not None else x.add(row)
-        calls = lambda count: [functools.partial(once, *tensors()) for _ in range(count)]
+        calls: Callable[[int], list] = lambda count: [functools.partial(once, *tensors()) for _ in range(count)]
         return gpu_timing.in_turns([calls], 2 * c.numel() * c.element_size())[0] * 1e3
