@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def answer(question: Question, console: Console | None = None) -> bool:
     title = (
         f"{question.op} M={size} N={question.n} K={question.k} {question.dtype} {question.layout} on {question.target}"
     )
-    reason = why_not(question)
+    reason = why_not(question) or _nothing_offered(question)
     if reason is not None:
         console.print(f"{title}\nnot eligible: {reason}")
         return False
@@ -106,6 +107,13 @@ def answer(question: Question, console: Console | None = None) -> bool:
     return True
 
 
+def _nothing_offered(question: Question) -> str | None:
+    """Why the target's template has no configuration for a problem that others may serve; None if it has one."""
+    space = _space(question)
+    return None if space.kept else next((d.reason for d in space.dropped), "no configuration fits")
+
+
+@functools.lru_cache(1)
 def _space(question: Question) -> Any:
     from flykernels import targets
     from templates.gemm.space import candidates
@@ -155,7 +163,8 @@ def _us(microseconds: float | None) -> str:
 
 def _standing(question: Question, entry: Entry | None, console: Console) -> None:
     if here(question.target) is None:
-        console.print(f"no {question.target} device here: its candidates can be compiled and simulated, not measured")
+        able = "compiled and simulated" if question.target == "gfx950" else "compiled"
+        console.print(f"no {question.target} device here: its candidates can be {able}, not measured")
         return
     if entry is None or not entry.winner:
         console.print(

@@ -69,20 +69,11 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     work.begin(given)
 
     # layouts: stages of A and B, then shelves for C, then barriers
-    room = shared_memory(p, cfg)
-    memory = k.target.dynamic_memory(k, room.total)
-    stages = cfg.stages
-    full = barriers.Barriers(advance_bytes(memory, room.barriers), stages)
-    empty = barriers.Barriers(full.at(stages), stages)
+    ring = Stages(k, p, cfg)
 
-    # prologue: the last warp prepares the barriers, and goes on without waiting for the others
+    # prologue: the last warps prepare the barriers, and go on without waiting for the others
     mine = k.thread >= cfg.multipliers
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
-
-    def prepare():
-        full.init(1)
-        empty.init(cfg.groups[0] * cfg.groups[1] * cfg.cluster_size)
-        barriers.fence_init()
 
     def bring():
         if cfg.bringers > WARP:
@@ -93,7 +84,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
         def _():
             for t in k.tensor_maps:
                 tma.prefetch_map(k.tensor_map(t.name))
-            prepare()
+            ring.prepare()
 
         if cfg.cluster_size > 1:
             barriers.cluster_barrier()
@@ -102,7 +93,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
 
         @k.when(first)
         def _():
-            produce(k, p, cfg, work, memory, full, empty, rank)
+            produce(k, p, cfg, work, ring, rank)
 
     def multiply():
         if cfg.bringers > WARP:
@@ -113,11 +104,44 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
             barriers.cluster_barrier()
         else:
             barriers.named_barrier(READY, cfg.workgroup_size)
-        consume(k, p, cfg, work, given, memory, full, empty, rank)
+        consume(k, p, cfg, work, given, ring)
 
     k.branch(mine, bring, multiply)
     if cfg.cluster_size > 1:
         barriers.cluster_barrier()  # nobody leaves while another may still arrive at its barriers
+
+
+class Stages:
+    """The workgroup's shared memory: a ring of stages of A and B, each with a barrier that says it is full and one that
+    says it is empty; shelves for C."""
+
+    def __init__(self, k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
+        self.cfg, self.room = cfg, shared_memory(p, cfg)
+        self.a, self.b = shared_operands(p, cfg)
+        self.memory = k.target.dynamic_memory(k, self.room.total)
+        self.full = barriers.Barriers(advance_bytes(self.memory, self.room.barriers), cfg.stages)
+        self.empty = barriers.Barriers(self.full.at(cfg.stages), cfg.stages)
+
+    def prepare(self) -> None:
+        """By one thread, before anyone waits: a stage is full when its bytes have come, and empty when all warpgroups
+        of all workgroups that its boxes come from have multiplied it."""
+        self.full.init(1)
+        self.empty.init(self.cfg.groups[0] * self.cfg.groups[1] * self.cfg.cluster_size)
+        barriers.fence_init()
+
+    def at(self, stage):
+        """Pointers to a stage's A and B."""
+        start = advance_bytes(self.memory, stage * self.room.stage)
+        return start, advance_bytes(start, self.a.bytes)
+
+    @property
+    def shelf(self):
+        return advance_bytes(self.memory, self.room.shelves)
+
+    @property
+    def board(self):
+        """A word beside the barriers, for warpgroups that add up shared tiles."""
+        return self.empty.at(self.cfg.stages)
 
 
 def advance_bytes(pointer, size):
@@ -148,9 +172,8 @@ def warm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given) -> None
             tma.prefetch_line(source.at(row, depth_at).pointer)
 
 
-def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, memory, full, empty, rank) -> None:
-    """Brings one K tile after the other into the ring. By one thread."""
-    room, operands = shared_memory(p, cfg), shared_operands(p, cfg)
+def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:
+    """Brings one K tile after the other into the ring. By one thread. rank: this workgroup's number in its cluster."""
     shared_along = {"a": cfg.cluster[1], "b": cfg.cluster[0]}  # workgroups side by side along N have the same A
     place = {"a": rank // cfg.cluster[0], "b": rank % cfg.cluster[0]} if cfg.cluster_size > 1 else {"a": 0, "b": 0}
     # bits of the workgroups that get what this one brings: cluster ranks run along M first
@@ -165,7 +188,7 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, memory, ful
         "b": "normal" if cfg.evict == "none" else "evict_first",
     }
 
-    def load(name: str, shared, start, batch, origin, at_k, stage, barrier) -> None:
+    def load(name: str, shared, start, batch, origin, at_k, barrier) -> None:
         how, part = boxes(shared, shared_along[name]), place[name]
         for size, row, depth in how.at:
             to = advance_bytes(start, size + part * how.share[0])
@@ -181,12 +204,11 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, memory, ful
         @k.loop(piece.first, piece.end, carry=at.carried)
         def after(step, carried):
             at = barriers.Position(*carried, cfg.stages)
-            empty.wait(at.stage, at.parity)
-            full.expect(at.stage, room.stage)
-            start = advance_bytes(memory, at.stage * room.stage)
-            barrier, at_k = full.at(at.stage), step * cfg.tile_k
-            load("a", operands[0], start, batch["a"], row, at_k, at.stage, barrier)
-            load("b", operands[1], advance_bytes(start, operands[0].bytes), batch["b"], column, at_k, at.stage, barrier)
+            ring.empty.wait(at.stage, at.parity)
+            ring.full.expect(at.stage, ring.room.stage)
+            (a, b), barrier = ring.at(at.stage), ring.full.at(at.stage)
+            load("a", ring.a, a, batch["a"], row, step * cfg.tile_k, barrier)
+            load("b", ring.b, b, batch["b"], column, step * cfg.tile_k, barrier)
             return at.next().carried
 
         return after
@@ -194,13 +216,13 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, memory, ful
     work.walk(barriers.Position.start(cfg.stages, 1).carried, piece)
 
 
-def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memory, full, empty, rank) -> None:
+def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring: Stages) -> None:
     """Multiplies one K tile after the other as they come, and writes tiles of C. By all warpgroups."""
-    room, (A, B) = shared_memory(p, cfg), shared_operands(p, cfg)
+    A, B, full, empty = ring.a, ring.b, ring.full, ring.empty
     group = k.thread // wgmma.WARPGROUP if cfg.multipliers > wgmma.WARPGROUP else 0
     along_m, along_n = group % cfg.groups[0], group // cfg.groups[0]
     lane = k.thread % wgmma.WARPGROUP
-    origin = wgmma.address_of(memory)
+    origin = wgmma.address_of(ring.memory)
     layout = wgmma.sums_layout(cfg.columns, cfg.blocks, cfg.groups)
     held = lambda name, batch: matrix(k, p, given, name, batch)
     # a warpgroup's part of the tile begins at whole boxes or groups of rows: the distance is the same multiple for each
@@ -217,7 +239,7 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memo
 
     def product(sums, stage, fresh: bool):
         """sums + A B^T of the K tile in `stage`, started as one group."""
-        offset = (stage * (room.stage // wgmma.UNIT)).to(a_origin.dtype)
+        offset = (stage * (ring.room.stage // wgmma.UNIT)).to(a_origin.dtype)
         a, b, sums = a_origin + offset, b_origin + offset, list(sums)
         wgmma.fence()
         for depth in range(0, cfg.tile_k, BLOCK_K):
@@ -230,9 +252,8 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memo
 
     def piece(piece: Piece, carried):
         at = barriers.Position(*carried, cfg.stages)
-        shelf = advance_bytes(memory, room.shelves)
         box_batch = (work.batch_of("c", piece),) if p.batched else ()
-        output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, shelf)
+        output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, ring.shelf)
         early = piece.inside is True and not work.shares and cfg.sums <= EARLY_SUMS
         added = output.fetch(0) if early else {}
 
@@ -257,8 +278,7 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memo
         acc = wgmma.fragment(k, layout, list(sums))
 
         if work.shares:
-            board = empty.at(cfg.stages)
-            work.add_up(piece, acc, board, lambda acc: output.store(acc, output.fetch(0)))
+            work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
         elif piece.inside is True:
             output.store(acc, added if early else output.fetch(0))
         else:

@@ -67,7 +67,7 @@ def candidates(p: GemmProblem, target) -> Space:
     if slow:
         space.dropped.append(Dropped("kind wgmma", slow))
     for cycles, words, config in found[:TILES_KEPT]:
-        for variant, why in _variants(p, config, cycles == found[0][0]):
+        for variant, why in _variants(p, config, cycles == found[0][0], limits):
             reason = limit(p, variant, limits)
             if reason or len(space.kept) == KEPT:
                 space.dropped.append(Dropped(variant, reason or f"{KEPT} others are likelier"))
@@ -127,7 +127,7 @@ def _copying(p: GemmProblem) -> Iterator[Sm90aConfig]:
                 yield replace(base, split_k=split)
 
 
-def _variants(p: GemmProblem, config: Sm90aConfig, best: bool) -> Iterator[tuple[Sm90aConfig, str]]:
+def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits) -> Iterator[tuple[Sm90aConfig, str]]:
     """(configuration, what speaks for it) of one tile: what measuring must choose between."""
     if config.kind == "mma":
         yield config, ""
@@ -139,8 +139,9 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool) -> Iterator[tuple
             if not config.stream_k:
                 yield replace(config, warm=True), "B is asked for before TMA has its tensor maps"
     else:
-        wide = stores_wide(p) and config.columns * p.output_type.bytes >= SWIZZLE_MOST
-        by_tma = replace(config, persistent=True, tma_store=True) if wide and config.split_k == 1 else config
+        by_tma = replace(config, persistent=True, tma_store=True)
+        if config.split_k > 1 or limit(p, by_tma, limits) is not None:
+            by_tma = config
         yield by_tma, "TMA writes C while the next tile is multiplied" if by_tma != config else ""
         if config.split_k == 1:
             yield replace(by_tma, cluster=(2, 1)), "pairs of workgroups share B"
