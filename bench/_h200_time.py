@@ -1,9 +1,9 @@
 """Timing on a GPU: ways to do the same, in turns within one process, medians; L2 hot and cold, graphs and launches.
 
-hot    every call reads the same operands, which L2 may hold
-cold   calls go through copies of the operands that together are COLD_TIMES what L2 holds, so none is there when read
-graph  GRAPH_SECONDS of calls are one CUDA graph, replayed
-plain  as many calls are launched one by one while the GPU is kept busy: what is timed is the GPU, not Python
+graph  a CUDA graph of many calls, replayed: one call follows the other. Cold: the calls go through copies of the
+       operands that together are COLD_TIMES what L2 holds; hot: every call has the same operands
+plain  each call is launched and timed by itself, as triton.testing.do_bench and Inductor do. Cold: L2 is overwritten
+       before; hot: the call has just been made. The GPU is kept busy until the launch has come, so Python is not timed
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 COLD_TIMES = 4
 COPIES_MOST = 64
-SAMPLE_US = 1500.0  # of GPU time a sample
-CALLS_MOST = 60
-CLOCK_MHZ = 1980  # of an H200's multiprocessors, at most
-LAUNCH_US = 60.0  # that the CPU may need for a launch: so long is the GPU kept busy beforehand, for each
-ROUNDS = 9
+SAMPLE_US = 1500.0  # of GPU time a sample of graphs
+CALLS_MOST, CALLS_LEAST = 60, 4
+ROUNDS, LAUNCHES = 9, 5  # samples of a way; launches that the median of a sample is of
+FLUSHED = 256 << 20  # bytes that are overwritten for a cold launch
+BUSY_US, CLOCK_MHZ = 400, 1980  # how long the GPU is busy before a launch is timed; an H200's clock, at most
 STATES, FORMS = ("cold", "hot"), ("graph", "plain")
 
 Run = Callable[[int], Any]
@@ -51,7 +51,7 @@ class Timed:
         return statistics.median(b / w for b, w in zip(self.samples[base], self.samples[way], strict=True))
 
 
-def _elapsed(run: Callable[[], Any]) -> float:
+def elapsed(run: Callable[[], Any]) -> float:
     """Microseconds of GPU time."""
     import torch
 
@@ -63,32 +63,52 @@ def _elapsed(run: Callable[[], Any]) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-class _Way:
-    """One way to do the work, in one state: as a graph of `calls` calls and as so many launches."""
+class Graphs:
+    """One way's calls as a graph."""
 
-    def __init__(self, run: Run, sets: int, calls: int):
+    def __init__(self, run: Run, sets: int):
         import torch
 
-        self.calls = calls
-        self.launches = lambda: [run(i % sets) for i in range(calls)]
+        each = min(elapsed(lambda: [run(i % sets) for i in range(8)]) / 8 for _ in range(3))
+        self.calls = max(sets if sets > 1 else CALLS_LEAST, min(CALLS_MOST, round(SAMPLE_US / max(1.0, each))))
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.kept = self.launches()
+            self.kept = [run(i % sets) for i in range(self.calls)]
         self.graph.replay()
 
-    def sample(self, form: str) -> float:
+    def sample(self) -> float:
+        return elapsed(self.graph.replay) / self.calls
+
+
+class Launches:
+    """One way's calls, each by itself."""
+
+    def __init__(self, run: Run, flush: Any):
+        self.run, self.flush = run, flush
+
+    def sample(self) -> float:
         import torch
 
-        if form == "graph":
-            return _elapsed(self.graph.replay) / self.calls
-        torch.cuda._sleep(int(LAUNCH_US * self.calls * CLOCK_MHZ))
-        return _elapsed(self.launches) / self.calls
+        events = []
+        for i in range(LAUNCHES):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(BUSY_US * CLOCK_MHZ)
+            if self.flush is not None:
+                self.flush.zero_()
+            else:
+                self.run(0)
+            start.record()
+            self.run(i % 2 if self.flush is not None else 0)
+            end.record()
+            events.append((start, end))
+        torch.cuda.synchronize()
+        return statistics.median(start.elapsed_time(end) * 1e3 for start, end in events)
 
 
 def measure(ways: Mapping[str, Run], sets: int, states=STATES, forms=FORMS, rounds: int = ROUNDS) -> dict:
-    """{(state, form): Timed}. A way is run(i): does the work on set i of `sets`; the same i for all ways is the same
-    work. What a way allocates stays its own."""
+    """{(state, form): Timed}. A way is run(i): does the work on set i of `sets` (2 or more); the same i for all ways is
+    the same work. What a way allocates stays its own."""
     import torch
 
     found = {}
@@ -97,20 +117,18 @@ def measure(ways: Mapping[str, Run], sets: int, states=STATES, forms=FORMS, roun
             run(0)
     torch.cuda.synchronize()
     for state in states:
-        count = sets if state == "cold" else 1
-        made = {}
-        for name, run in ways.items():
-            run(0)
-            each = min(_elapsed(lambda run=run: [run(i % count) for i in range(8)]) / 8 for _ in range(3))
-            calls = max(count if state == "cold" else 1, min(CALLS_MOST, round(SAMPLE_US / max(1.0, each))))
-            made[name] = _Way(run, count, calls)
         for form in forms:
+            flush = torch.empty(FLUSHED // 4, dtype=torch.int32, device="cuda") if form == "plain" else None
+            if form == "graph":
+                made: dict[str, Any] = {n: Graphs(run, sets if state == "cold" else 1) for n, run in ways.items()}
+            else:
+                made = {n: Launches(run, flush if state == "cold" else None) for n, run in ways.items()}
             timed = found[state, form] = Timed({name: [] for name in ways})
             for turn in range(rounds + 1):
                 for name in random.sample(list(made), len(made)):
-                    us = made[name].sample(form)
+                    us = made[name].sample()
                     if turn:  # the first round warms up
                         timed.samples[name].append(us)
-        del made
-        torch.cuda.empty_cache()
+            del made
+            torch.cuda.empty_cache()
     return found

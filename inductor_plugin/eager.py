@@ -6,9 +6,10 @@
     with eager.enabled(): ...            # both are of the process: dispatch knows no threads
     eager.original("aten::topk", "cpu")  # ATen's own kernel, whatever is switched on
 
-ATen's operators are overridden in the dispatcher, for each device. A call is ours where a measurement in the tuning cache
-says that it is faster, everything else is ATen's: other dtypes, layouts, errors, what `eager_gate` does not know in a
-pinned cache. `flykernels warmup --eager` fills that cache ahead; in mode "tune" a case is measured when first met.
+ATen's operators are overridden in the dispatcher, for each device. A call is ours where a measurement in the tuning
+cache says that it is faster, everything else is ATen's: other dtypes, layouts, errors, what `eager_gate` does not
+know in a pinned cache. `flykernels warmup --eager` fills that cache ahead; in mode "tune" a case is measured when
+first met.
 """
 
 from __future__ import annotations
@@ -33,25 +34,26 @@ OPERATORS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward", "aten::t
 class _Installed:
     """What is ours on one device while eager operators are on.
 
-    tables  objects that remember decisions; libraries and door: what undoes the registrations"""
+    libraries and doors: what undoes the registrations"""
 
-    tables: list[Any] = field(default_factory=list)
     libraries: list[Any] = field(default_factory=list)
-    door: Any = None
+    doors: list[Any] = field(default_factory=list)
     served: dict[str, str] = field(default_factory=dict)  # operator: how, in words
 
 
 _installed: dict[str, _Installed] = {}
 _made: dict[str, Any] = {}  # kept over disable() and enable(): decisions, and the one door
-_originals: dict[tuple[str, str], Callable] = {}
+_said: set[str] = set()  # warnings that need not be repeated
+_originals: dict[tuple[str, str], Callable | None] = {}
 
 
 def enable(devices: Sequence[str] | None = None) -> dict[str, dict[str, str]]:
-    """Eager operators are ours from now on, in this process, on these devices ("cpu", "cuda"; default: those there are).
+    """Eager operators are ours from now on, in this process, on these devices ("cpu", "cuda"; default: those there
+    are).
 
-    Returns, for each device, what became of each operator, in words. Calling it again changes nothing. Never raises for a
-    torch that lacks something: what cannot be overridden stays ATen's, and the log says why. ValueError for a device
-    that is neither."""
+    Returns, for each device, what became of each operator, in words. Calling it again changes nothing. Never raises
+    for a torch that lacks something: what cannot be overridden stays ATen's, and the log says why. ValueError for a
+    device that is neither."""
     unknown = sorted(set(devices or ()) - set(settings.EAGER_DEVICES))
     if unknown:
         raise ValueError(f"eager.enable: devices {', '.join(unknown)}; known are {', '.join(settings.EAGER_DEVICES)}")
@@ -71,8 +73,8 @@ def disable(devices: Sequence[str] | None = None) -> None:
         for device in devices or tuple(_installed):
             installed = _installed.pop(device, None)
             if installed is not None:
-                if installed.door is not None:
-                    installed.door.close()
+                for door in installed.doors:
+                    door.close()
                 for library in installed.libraries:
                     library._destroy()
 
@@ -105,7 +107,8 @@ def is_enabled(device: str | None = None) -> bool:
 
 def original(op: str, device: str) -> Callable:
     """ATen's own kernel of an operator ("aten::topk", ...) for tensors of a device ("cpu", "cuda"): called with the
-    operator's arguments, whatever is switched on. Below autograd: it records no gradient. ValueError if there is none."""
+    operator's arguments, whatever is switched on. Below autograd: it records no gradient. ValueError if there is
+    none."""
     from . import private
 
     key = device.upper()
@@ -148,10 +151,7 @@ def _original(op: str, key: str) -> Callable | None:
     from . import private
 
     if (op, key) not in _originals:
-        found = private.kernel_of(op, key)
-        if found is None:
-            return None
-        _originals[op, key] = found
+        _originals[op, key] = private.kernel_of(op, key)
     return _originals[op, key]
 
 
@@ -173,6 +173,8 @@ def _install(name: str) -> _Installed:
             _install_rms_norm(installed, device, key)
             _install_topk(installed, device, key)
         except Exception:
+            for door in installed.doors:
+                door.close()
             for library in installed.libraries:
                 library._destroy()
             raise
@@ -182,7 +184,7 @@ def _install(name: str) -> _Installed:
 def _library(installed: _Installed) -> Any:
     import torch
 
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    library = torch.library.Library("aten", "IMPL")
     installed.libraries.append(library)
     return library
 
@@ -199,7 +201,8 @@ def _install_rms_norm(installed: _Installed, device: Any, key: str) -> None:
     if rms is None:
         rms = _made[f"rms_norm {key}"] = RMSNorm(device, forward, backward)
     library = _library(installed)
-    library.impl("_fused_rms_norm", rms.forward, key, with_keyset=True)
+    if device.target == "x86" or not _open_rms_norm(installed, device, key):
+        library.impl("_fused_rms_norm", rms.forward, key, with_keyset=True)
     library.impl("_fused_rms_norm_backward", rms.backward, key, with_keyset=True)
     if backward is None:
         # ATen composes the operator on this device, and autograd sees through it. With a kernel of ours there, autograd
@@ -207,8 +210,22 @@ def _install_rms_norm(installed: _Installed, device: Any, key: str) -> None:
         if rms.derivative is None:
             rms.derivative = private.kernel_of(FORWARD, f"Autograd{key}")
         library.impl("_fused_rms_norm", rms.route, f"Autograd{key}", with_keyset=True)
-    installed.tables.append(rms)
     installed.served |= dict.fromkeys((FORWARD, BACKWARD), "ours where measured to be faster")
+
+
+def _open_rms_norm(installed: _Installed, device: Any, key: str) -> bool:
+    """The forward of a GPU without Python in a call; False where this torch or driver lacks what that needs."""
+    from .eager_rms_door import GpuRMSNormForward
+
+    try:
+        made = _made.get(f"rms_norm door {key}") or GpuRMSNormForward(device)
+        made.door.open()
+    except Exception as e:
+        log.info("rms_norm on %s is looked up in Python: %s: %s", key, type(e).__name__, e)
+        return False
+    _made[f"rms_norm door {key}"] = made
+    installed.doors.append(made.door)
+    return True
 
 
 def _install_topk(installed: _Installed, device: Any, key: str) -> None:
@@ -219,10 +236,12 @@ def _install_topk(installed: _Installed, device: Any, key: str) -> None:
             topk = _made.get(f"topk {key}") or CpuTopK(device)
             topk.door.open()
         except Exception as e:
-            log.warning("topk on the CPU stays ATen's: %s: %s", type(e).__name__, e)
+            if str(e) not in _said:
+                _said.add(str(e))
+                log.warning("topk on the CPU stays ATen's: %s: %s", type(e).__name__, e)
             installed.served |= dict.fromkeys(("aten::topk", "aten::topk.values"), f"ATen: {e}")
             return
-        installed.door = topk.door
+        installed.doors.append(topk.door)
     else:
         from .eager_topk import GpuTopK
 
@@ -235,5 +254,4 @@ def _install_topk(installed: _Installed, device: Any, key: str) -> None:
         library.impl("topk", topk.topk, key, with_keyset=True)
         library.impl("topk.values", topk.topk_values, key, with_keyset=True)
     _made[f"topk {key}"] = topk
-    installed.tables.append(topk)
     installed.served |= dict.fromkeys(("aten::topk", "aten::topk.values"), "ours where measured to be faster")

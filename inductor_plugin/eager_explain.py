@@ -39,11 +39,11 @@ class Question:
         return RMSNormProblem(self.width, self.dtype, self.weight_dtype, rstd=True, rows_hint=self.rows)
 
     def case(self) -> dict:
-        from . import eager_rms, eager_topk
+        from . import eager_rms_call, eager_topk
 
         if self.op == "topk":
             return eager_topk.case_of(self.problem)
-        return eager_rms.case_of(self.problem, self.target == "x86", self.gradient)
+        return eager_rms_call.case_of(self.problem, self.target == "x86", self.gradient)
 
 
 def answer(question: Question, console: Console | None = None) -> bool:
@@ -111,9 +111,9 @@ def _table(q: Question, entry: Entry | None) -> Table:
 
 
 def _name_of(q: Question, config: Any) -> str:
-    from . import eager_rms, eager_topk
+    from . import eager_rms_call, eager_topk
 
-    return eager_topk._name(config) if q.op == "topk" else eager_rms._name(config.key())
+    return eager_topk._name(config) if q.op == "topk" else eager_rms_call.name_of(config.key())
 
 
 def _standing(q: Question, local: Any, entry: Entry | None) -> str:

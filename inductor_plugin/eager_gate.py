@@ -1,7 +1,7 @@
 """Which calls of an eager operator are ours: decided by measurement, kept in the tuning cache, never by a constant.
 
-A *case* is a bucket of calls: operator, dtypes, flags, sizes by powers of two. Its cache entry says who won there. What the
-cache does not know is, by FLYKERNELS_MODE,
+A *case* is a bucket of calls: operator, dtypes, flags, sizes by powers of two. Its cache entry says who won there.
+What the cache does not know is, by FLYKERNELS_MODE,
 
     tune           measured when first met (some tenths of a second a case), as `flykernels warmup --eager` does ahead
     pinned         ATen's, and nothing is compiled or measured
@@ -13,8 +13,10 @@ ATen's on the inputs measured is quarantined and never used.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,9 +25,9 @@ from typing import Any
 from tuning_cache import FAILED, Entry, Key, Timing
 
 from . import settings
-from .settings import PinnedMiss
 from .counters import counters
 from .fingerprint import versions
+from .settings import PinnedMiss
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +82,8 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
     mode = settings.mode()
     if mode == "pinned-strict":
         raise PinnedMiss(
-            f"FLYKERNELS_MODE=pinned-strict, and the cache does not know {key.op} {key.problem}. Run `flykernels warmup "
-            "--eager` in mode tune, or set FLYKERNELS_MODE=pinned to have ATen serve it"
+            f"FLYKERNELS_MODE=pinned-strict, and the cache does not know {key.op} {key.problem}. Run `flykernels "
+            "warmup --eager` in mode tune, or set FLYKERNELS_MODE=pinned to have ATen serve it"
         )
     if mode == "pinned":
         log.info("%s %s: not in the pinned cache; ATen serves it", key.op, key.problem)
@@ -91,9 +93,37 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
     with store.lock(key):
         entry = store.lookup(key)
         if entry is None or not entry.winner:
-            found = measure()
+            found = apart(measure)
             entry = store.update(key, lambda _: found)
     return _ours(entry), True
+
+
+def apart(work: Callable[[], Any]) -> Any:
+    """work() in a thread of its own, on the caller's device and stream; what it returns or raises.
+
+    What surrounds the call that is decided (hooks of saved tensors, modes, autocast, keys that a kernel below
+    autograd does without) belongs to its thread, and must neither see the measurement nor change it."""
+    import torch
+
+    outcome: list[Any] = []
+    on_gpu = torch.cuda.is_initialized()
+    stream = torch.cuda.current_stream() if on_gpu else None
+
+    def run() -> None:
+        torch.get_num_threads()  # a new thread learns torch's number from this
+        try:
+            with torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
+                outcome.append((work(), None))
+        except BaseException as e:
+            outcome.append((None, e))
+
+    thread = threading.Thread(target=run, name="flykernels-measure", daemon=True)
+    thread.start()
+    thread.join()
+    found, error = outcome[0]
+    if error is not None:
+        raise error
+    return found
 
 
 def _ours(entry: Entry) -> Timing | None:

@@ -1,12 +1,13 @@
 """aten::topk and aten::topk.values on kernels of templates/topk.
 
 On the CPU a small call takes ATen some microseconds, less than a kernel registered from Python adds, so that the
-dispatcher calls machine code instead (`flykernels.launch.torch_library`): it looks a call up in a table, which is filled
-from here when a call is met that it does not know. On GPUs the functions below are registered.
+dispatcher calls machine code instead (`flykernels.launch.torch_library`): it looks a call up in a table, which is
+filled from here when a call is met that it does not know. On GPUs the functions below are registered.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from templates.topk.config import TopKConfig
 from templates.topk.problem import TopKProblem
 from templates.topk.space import configurations
 
-from . import eager_code, eager_gate, private, settings
+from . import eager_code, eager_gate, private
 from .devices import Device
 from .eager_gate import Candidate, Wrong, bucket
 
@@ -73,7 +74,7 @@ class CpuTopK:
         from flykernels.launch.torch_library import TopkDoor
 
         self.device = device
-        self.door = TopkDoor(_door_code(), self.resolve)
+        self.door = TopkDoor(eager_code.door("topk", "x86_topk_door"), self.resolve)
 
     def resolve(self, width: int, k: int, code: int, rows: int) -> str | None:
         """Puts a slot for a call that the table does not know; a message that the call is to fail with, or None."""
@@ -142,29 +143,9 @@ class CpuTopK:
 _kernels: dict[str, Any] = {}
 
 
-def _door_code() -> Any:
-    """The door's code object: from the store, or built and stored."""
-    from tuning_cache import Timing
-
-    key = eager_gate.Key("eager door", {"operator": "topk"}, {"arch": "x86-64"}, eager_gate.versions("topk"))
-    store = settings.store()
-    entry = store.lookup(key)
-    best = entry.best() if entry else None
-    code = store.load(best.artefact) if best is not None and best.artefact else None
-    if code is None:
-        from flykernels.targets import x86
-        from flykernels.targets.x86_topk_door import build
-
-        eager_gate.counters["compiles"] += 1
-        code = build(x86)
-        digest = store.add(code)
-        made = Timing("door", None, {}, digest)
-        store.update(key, lambda e: eager_gate.replace(e.with_timing(made), winner="door", source="compiled"))
-    return code
-
-
 class GpuTopK:
-    """The operators on GPUs, below autograd. original, original_out: ATen's kernels as functions of (keys, *arguments)."""
+    """The operators on GPUs, below autograd. original, original_out: ATen's kernels as functions of (keys,
+    *arguments)."""
 
     def __init__(self, device: Device, original: Callable, original_out: Callable):
         self.device, self.original, self.original_out = device, original, original_out
@@ -183,7 +164,8 @@ class GpuTopK:
         return plan(x, None, None)
 
     def topk_values(
-        self, keys: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, values: Any, indices: Any
+        self, keys: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, values: Any,
+        indices: Any,
     ) -> Any:  # fmt: skip
         plan = self.plan(x, k, dim, largest)
         if plan is None or not self._fit(x, k, dim, values, indices):
@@ -250,7 +232,7 @@ class GpuTopK:
             if out.dtype != dtype or list(out.shape) != size or not out.is_contiguous() or out.device != x.device:
                 return False
         spans = sorted(_span(t) for t in (x, values, indices))
-        return all(a[1] <= b[0] for a, b in zip(spans, spans[1:]))
+        return all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
     def _measure(
         self, case: Any, key: tuple, p: TopKProblem, strides: dict, inner: int, x: Any, k: int, dim: int, largest: bool

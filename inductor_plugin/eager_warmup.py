@@ -40,8 +40,8 @@ class Case:
 
 
 def cases(
-    device: str, ops: Sequence[str], dtypes: Sequence[str], rows: Sequence[int], widths: Sequence[int], ks: Sequence[int],
-    inference: bool,
+    device: str, ops: Sequence[str], dtypes: Sequence[str], rows: Sequence[int], widths: Sequence[int], ks:
+    Sequence[int], inference: bool,
 ) -> Iterator[Case]:  # fmt: skip
     """The calls to make, small ones first."""
     for op in ops or ("rms_norm", "topk"):

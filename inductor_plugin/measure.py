@@ -106,6 +106,12 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             log.warning("%s: not measured: %s: %s", self.spec.name, type(e).__name__, e)
             return math.inf
 
+    def runnable(self) -> Any:
+        """A function without arguments that runs the candidate, on tensors made for it."""
+        tensors, out = [m.to_tensor() for m in self.input_tensor_meta], self.output_tensor_meta.to_tensor()
+        kernel = kernels.callable_for(self.spec)
+        return lambda: kernel(*tensors, out=out)
+
     def _measured(self, *tensors: Any, out: Any) -> Timing:
         """_measure; where memory runs out once more after torch has given back what it keeps, without a time."""
         try:
@@ -154,7 +160,18 @@ class CpuRequest(names.CPUDeviceBenchmarkMixin, _Request):  # type: ignore[name-
 
 
 class GpuRequest(names.GPUDeviceBenchmarkMixin, _Request):  # type: ignore[name-defined,misc]
-    """On a GPU, timed as Inductor times its Triton templates."""
+    """On a GPU; see gpu_timing."""
+
+    def do_bench(self, fn: Any, *_: Any, **__: Any) -> float:
+        from . import gpu_timing
+
+        return gpu_timing.milliseconds([fn])[0]
+
+    def _measure(self, *tensors: Any, out: Any) -> Timing:
+        import torch
+
+        with torch.cuda.device(self.output_tensor_meta.device):  # launches go to the current device
+            return super()._measure(*tensors, out=out)
 
 
 def request(spec: kernels.Spec, key: Key, inputs: list[Any], output: Any) -> _Request:

@@ -23,7 +23,8 @@ from templates.rms_norm.space import configurations
 
 from . import devices, eager_code, eager_gate
 from .eager_gate import Candidate, bucket
-from .eager_rms import MISSING, NAMES, PLANS_MOST, compare, composed_backward, dense, rows_of
+from .eager_rms import MISSING, PLANS_MOST
+from .eager_rms_call import NAMES, compare, composed_backward, dense, rows_of
 from .ops_mx import mx_matmul, mx_quantize, scaled_linear
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,9 @@ def _checked(x: Any, residual: Any, weight: Any) -> tuple[int, ...]:
     """The normalised shape. RuntimeError in words for operands that do not fit together."""
     if x.dim() == 0 or x.shape != residual.shape or x.dtype != residual.dtype or x.device != residual.device:
         raise RuntimeError(
-            "flykernels::add_rms_norm: x and residual must have one shape of at least one axis, one dtype and one device; "
-            f"got {list(x.shape)} {x.dtype} on {x.device} and {list(residual.shape)} {residual.dtype} on {residual.device}"
+            "flykernels::add_rms_norm: x and residual must have one shape of at least one axis, one dtype and one "
+            f"device; got {list(x.shape)} {x.dtype} on {x.device} and {list(residual.shape)} {residual.dtype} "
+            f"on {residual.device}"
         )
     if not x.is_floating_point():
         raise RuntimeError(f"flykernels::add_rms_norm: x must be floating point, not {x.dtype}")
@@ -66,8 +68,8 @@ def _checked(x: Any, residual: Any, weight: Any) -> tuple[int, ...]:
         return tuple(x.shape[-1:])
     if not 0 < weight.dim() <= x.dim() or weight.shape != x.shape[-weight.dim() :] or weight.device != x.device:
         raise RuntimeError(
-            f"flykernels::add_rms_norm: weight must have the shape of x's last axes and x's device; got {list(weight.shape)} "
-            f"on {weight.device} for x {list(x.shape)} on {x.device}"
+            "flykernels::add_rms_norm: weight must have the shape of x's last axes and x's device; got "
+            f"{list(weight.shape)} on {weight.device} for x {list(x.shape)} on {x.device}"
         )
     return tuple(weight.shape)
 
@@ -253,9 +255,9 @@ class _AddRMSNorm:
         target = getattr(targets, self.device.target)
         using: list[Callable] = [aten]
         candidates = []
-        for c in configurations(kernel, target).kept:
+        for config in (c.config.key() for c in configurations(kernel, target).kept):
 
-            def make(config=c.config.key()):
+            def make(config=config):
                 codes = eager_code.codes_for("rms_norm", kernel, config, target.name)
                 plan = bind(config, codes)
 
@@ -264,7 +266,7 @@ class _AddRMSNorm:
 
                 return Candidate(str(config), config, eager_code.artefact_of(codes), use)
 
-            make.name = str(c.config.key())  # type: ignore[attr-defined]
+            make.name = str(config)  # type: ignore[attr-defined]
             candidates.append(make)
         want = aten()
         run = lambda: using[0]()

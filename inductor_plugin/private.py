@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -248,12 +250,15 @@ def capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def survive_lack_of_memory(when: Any) -> None:
-    """Lets autotuning calls go on with ATen where there is no room for their tensors, in graphs in which `when()`.
-
-    Inductor makes these before it measures anything, outside of what it catches (pytorch#190837)."""
+def around_autotuning(when: Any, settle: Any) -> None:
+    """In graphs in which `when()`: autotuning calls go on with ATen where there is no room for their tensors, which
+    Inductor makes outside of what it catches (pytorch#190837), and `settle(milliseconds by choice)` has the last word.
+    """
     cache = load().names.get_algorithm_selector_cache()
-    original = cache.do_autotuning
+    original = getattr(cache, "do_autotuning", None)
+    if original is None:
+        log.info("this torch autotunes elsewhere: a lack of memory while measuring is not caught")
+        return
     if getattr(original, "flykernels", False):
         return
 
@@ -261,7 +266,8 @@ def survive_lack_of_memory(when: Any) -> None:
     def do_autotuning(*args: Any, **kwargs: Any) -> Any:
         for attempt in (1, 2):
             try:
-                return original(*args, **kwargs)
+                timings = original(*args, **kwargs)
+                return settle(timings) if timings and when() else timings
             except Exception as e:
                 aten = _aten_of(original, args, kwargs) if when() and out_of_memory(e) else None
                 if aten is None:
@@ -272,6 +278,33 @@ def survive_lack_of_memory(when: Any) -> None:
 
     do_autotuning.flykernels = True  # type: ignore[attr-defined]
     cache.do_autotuning = do_autotuning
+
+
+def tunes_elsewhere() -> bool:
+    """Whether candidates are to be run in processes of their own, because they might take this one down."""
+    return bool(load().names.config.autotune_in_subproc)
+
+
+def on_device(device: Any) -> Any:
+    """A context in which a GPU is the current one."""
+    import torch
+
+    return torch.cuda.device(device)
+
+
+def runnable(choice: Any) -> Any:
+    """A function without arguments that runs a candidate of Inductor's own, on tensors made for it."""
+    names = load().names
+    if isinstance(choice, names.ExternKernelCaller):
+        meta = names.TensorMeta.from_irnodes
+        inputs = [m.to_tensor() for m in meta(list(choice.input_nodes))]
+        call, out = choice.to_callable(), meta(choice.layout).to_tensor()
+        if choice.has_out_variant:
+            return lambda: call(*inputs, out=out)
+        return lambda: call(*inputs)
+    request = choice.bmreq
+    inputs = [m.to_tensor() for m in request.input_tensor_meta]
+    return request.make_run_fn(*inputs, out=request.output_tensor_meta.to_tensor())
 
 
 UNMEASURED_MILLISECONDS = 1.0  # stands where a time is wanted and the choice is the only one
@@ -301,10 +334,11 @@ def measure_deferred(x: Any, w: Any) -> None:
 
 def benchmark_apart(choices: list) -> dict:
     """Milliseconds of each choice outside an autotuning call: in Inductor's tuning worker where it uses one."""
-    names = load().names
     if not choices:
         return {}
-    if names.config.autotune_in_subproc:
+    with ThreadPoolExecutor(min(len(choices), os.cpu_count() or 1)) as threads:
+        list(threads.map(lambda choice: choice.precompile(), choices))
+    if tunes_elsewhere():
         from torch._inductor.autotune_process import benchmark_in_sub_process
 
         return benchmark_in_sub_process(choices)

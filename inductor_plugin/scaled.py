@@ -1,4 +1,4 @@
-"""Scaled products (aten._scaled_mm, and _scaled_mm_v2 where Inductor lowers it to the same call) as the plugin sees them.
+"""Scaled products as the plugin sees them: aten._scaled_mm, and _scaled_mm_v2 where Inductor lowers it to the same call.
 
 ATen's candidate is read for what is asked; the kernel is called, or ATen where operands do not lie as it was built for;
 and for the comparison with ATen there is the dense product of the dequantised operands. MX blocks (one E8M0 scale for

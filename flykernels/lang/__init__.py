@@ -2,7 +2,7 @@
 
 from ..dtypes import DType, bf16, f16, f32, i8, i16, i32, i64, u8, u32, u64
 from ..layout import Layout, Mode, Swizzle, ThreadValues, bank_conflicts
-from .collective import Tally, atomic, over_lanes
+from .collective import Tally, arrive, atomic, over_lanes
 from .errors import TraceError
 from .kernel import Kernel, trace
 from .memory import Global, View
@@ -39,6 +39,7 @@ __all__ = [
     "Value",
     "View",
     "absolute",
+    "arrive",
     "atomic",
     "bank_conflicts",
     "bf16",

@@ -30,20 +30,37 @@ def atomic(k, kind: str, view: View, value: Value, *coord) -> Value:
 def over_lanes(k, kind: str, value: Value, lanes: int, first: int = 1) -> Value:
     """The sum, greatest or least of `lanes` lanes' values, in all of them: those whose numbers differ in the bits from
     `first` on (powers of two). kind: "add", "max" or "min"."""
-    whole = getattr(k.target, "over_wave", None)
-    if (
-        whole is not None
-        and first == 1
-        and lanes == k.target.lanes
-        and value.dtype.bits == 32
-        and not value.dtype.is_float
-    ):
-        return whole(kind, value)
+    own = getattr(k.target, "over_lanes", None)
+    if own is not None and first == 1 and lanes > 1 and value.dtype.bits == 32 and not value.dtype.is_float:
+        return own(k, kind, value, lanes)
     distance = first
     while distance < first * lanes:
         value = _COMBINE[kind](*k.target.exchange(k, value, distance))
         distance *= 2
     return value
+
+
+def arrive(k, view: View, *coord) -> Value:
+    """Publishes what the workgroup has stored in device memory, then adds 1 to the u32 there; what was there before, in
+    all threads. Who finds all others arrived may read what they stored."""
+    alone = getattr(k.target, "publishes_alone", False)  # whether one thread's fence, after a barrier, is enough
+    board = k.shared(view.dtype, Layout((1,), (1,)))
+    if not alone:
+        k.target.publish()
+    k.barrier()
+
+    @k.when(k.thread.equals(0))
+    def _():
+        if alone:
+            k.target.publish()
+        board.put(atomic(k, "add", view, constant(1, view.dtype), *coord), 0)
+        if alone:
+            k.target.observe()
+
+    k.barrier()
+    if not alone:
+        k.target.observe()
+    return board.get(0)
 
 
 class Tally:

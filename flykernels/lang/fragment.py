@@ -155,7 +155,7 @@ def across_threads(k, modes, axis, value: Value, combine) -> Value:
     """Combine over the thread modes along axis: lanes by exchanging registers, waves through shared memory.
 
     A vector's elements are combined each with its like."""
-    distance, lanes, waves = 1, 1, 1
+    distance, lanes, waves, stride = 1, 1, 1, 0  # stride: waves from one to the next of a group
     for mode in modes:
         if mode.axis == axis and mode.step:
             if mode.size & (mode.size - 1):
@@ -164,9 +164,15 @@ def across_threads(k, modes, axis, value: Value, combine) -> Value:
                 if d < k.target.lanes:
                     value, lanes = across_lanes(k, value, combine, d), 2 * lanes
                 else:
+                    stride = stride or d // k.target.lanes
+                    if d != stride * waves * k.target.lanes:
+                        raise TraceError(
+                            f"a reduction along axis {axis} over waves that are not evenly spaced, in {modes}",
+                            "give the axis one mode of the threads",
+                        )
                     waves *= 2
         distance *= mode.size
-    return value if waves == 1 else across_waves(k, value, combine, waves, lanes == k.target.lanes)
+    return value if waves == 1 else across_waves(k, value, combine, waves, stride, lanes == k.target.lanes)
 
 
 def across_lanes(k, value: Value, combine, distance: int) -> Value:
@@ -178,8 +184,8 @@ def across_lanes(k, value: Value, combine, distance: int) -> Value:
     return value
 
 
-def across_waves(k, value: Value, combine, group: int, same: bool) -> Value:
-    """Combine over `group` consecutive waves: each leaves its value in shared memory, all read those of their group.
+def across_waves(k, value: Value, combine, group: int, stride: int, same: bool) -> Value:
+    """Combine over `group` waves, each `stride` from the next: each leaves its value in shared memory, all read theirs.
 
     same: all lanes of a wave hold the same value, so that one of them leaves it; else each lane leaves its own."""
     lanes, elements = 1 if same else k.target.lanes, value.width or 1
@@ -195,8 +201,8 @@ def across_waves(k, value: Value, combine, group: int, same: bool) -> Value:
         board.write(slot(k.subgroup), value, alignment)
 
     k.barrier()
-    first = k.subgroup // group * group
-    parts = [board.read(slot(first + i), value.width, alignment) for i in range(group)]
+    first = k.subgroup - k.subgroup // stride % group * stride
+    parts = [board.read(slot(first + i * stride), value.width, alignment) for i in range(group)]
     while len(parts) > 1:
         parts = [combine(a, b) for a, b in zip(parts[::2], parts[1::2])]
     return parts[0]

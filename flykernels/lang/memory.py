@@ -235,10 +235,15 @@ class View:
         found = llvm.intr_masked_load(kind, at.pointer, _first(count, width), at.alignment, pass_thru=zeros)
         return Value(found, bits, width).bitcast(self.dtype, width)
 
-    def put(self, value: Value, *coord, count=None):
-        """Writes one element or a vector at coord; count: only its first `count` (an int) elements."""
+    def put(self, value: Value, *coord, count=None, past_caches=False):
+        """Writes one element or a vector at coord; count: only its first `count` (an int) elements.
+
+        past_caches: to memory, without reading the line first; the address is a multiple of the vector's size."""
         at, bits = self.at(*coord), value.bitcast(_plain(self.dtype), value.width)
-        if count is None or count == value.width:
+        if past_caches:
+            size = self.dtype.bytes * (value.width or 1)
+            llvm.StoreOp(bits.ssa, at.pointer, alignment=size, nontemporal=True)
+        elif count is None or count == value.width:
             self.write(at.pointer, bits, at.alignment)
         else:
             llvm.intr_masked_store(bits.ssa, at.pointer, _first(count, value.width), at.alignment)

@@ -13,14 +13,25 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar
 
 from ..codeobject import CodeObject
 from . import tensor_map
-from .driver import HANDLE, INT_OUT, NUMBER, OUT, OUT_OF_MEMORY, SIZE_OUT, TEXT, Driver, DriverError, find
-from .gpu_kernel import GpuKernel, load_function
+from .driver import (
+    HANDLE,
+    INT_OUT,
+    INVALID_CONTEXT,
+    NUMBER,
+    OUT,
+    OUT_OF_MEMORY,
+    SIZE_OUT,
+    TEXT,
+    Driver,
+    DriverError,
+    find,
+)
+from .gpu_kernel import Frame, GpuKernel, Sized, load_function
 from .workspace import relaxed
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so")
@@ -35,9 +46,9 @@ ERROR_LOG, ERROR_LOG_BYTES = 5, 6  # options of loading
 LOG_BYTES = 8192
 # CUlaunchConfig: grid, block, dynamic shared memory, stream, attributes, how many. CUlaunchAttribute: id, padding to 8,
 # a union of 64 bytes, here the three sizes of a cluster.
-CONFIG, ATTRIBUTE = struct.Struct("@7IPPI4x"), struct.Struct("@I4x3I52x")
+CONFIG, ATTRIBUTE = "7IPPI4x", "I4x3I52x"
 
-INVALID_VALUE, INVALID_CONTEXT, NO_BINARY = 1, 201, 209
+INVALID_VALUE, NO_BINARY = 1, 209
 # After one of these every later call in the process fails alike (cuda.h: the process is left in an inconsistent state).
 STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
 HINTS = {
@@ -189,7 +200,10 @@ class CudaKernel(GpuKernel):
             attributes |= {LARGE_CLUSTER: 1} if code.cluster > CLUSTER_PORTABLE else {}
             for which, value in attributes.items():
                 driver.call("cuFuncSetAttribute", self.function, which, value, doing=f"{doing} (attribute {which})")
-        self._maps = [tensor_map.Encoder(driver, code, t) for t in code.tensor_maps]
+        names = [a.name for a in code.arguments]
+        tensor_map.check(driver, code)
+        self._mapped = [names.index(t.of) for t in code.tensor_maps]
+        self._frame = Frame(CONFIG + ATTRIBUTE, self.kinds, len(code.tensor_maps))
         self._launch_function = driver.library.cuLaunchKernelEx
         return device
 
@@ -205,21 +219,20 @@ class CudaKernel(GpuKernel):
             said = log.value.decode(errors="replace").strip()
             raise CudaError(f"{e}{said and '. The driver: ' + said}", e.status) from None
 
-    def _call_for(self, grid: tuple[int, int, int], stream: int, values: Any, named: Mapping[str, Any]) -> tuple:
-        base = ctypes.addressof(values)
-        maps = [m.encode(named) for m in self._maps]
-        at = [base + offset for offset in self._offsets] + [address for address, _ in maps]
-        pointers = (HANDLE * max(1, len(at)))(*at)
-        cluster = self.code.cluster
-        attributes = ATTRIBUTE.pack(CLUSTER_DIMENSION, cluster, 1, 1) if cluster > 1 else b""
-        held = ctypes.create_string_buffer(attributes, max(1, len(attributes)))
-        config = CONFIG.pack(
-            *grid, self.code.workgroup_size, 1, 1, self.code.dynamic_bytes, stream,
-            ctypes.addressof(held) if cluster > 1 else 0, int(cluster > 1),
+    def _size(self, named: dict[str, Any], grid: tuple[int, int, int]) -> Sized:
+        return Sized(named, grid, [tensor_map.Shaped(self.driver, self.code, t, named) for t in self.code.tensor_maps])
+
+    def _call(self, sized: Sized, stream: int, arguments: tuple) -> tuple:
+        maps = [m.at(arguments[i]) for m, i in zip(sized.more, self._mapped)]
+        code, grid = self.code, sized.grid
+        base, memory = self._frame()
+        before = (
+            *grid, code.workgroup_size, 1, 1, code.dynamic_bytes, stream,
+            base + struct.calcsize(CONFIG) if code.cluster > 1 else 0, code.cluster > 1,
+            CLUSTER_DIMENSION, code.cluster, 1, 1,
         )  # fmt: skip
-        launch = ctypes.create_string_buffer(config, len(config))
-        keeps = values, pointers, held, launch, maps
-        return ctypes.addressof(launch), ctypes.addressof(pointers), grid, keeps
+        self._frame.fill(base, memory, before, arguments, [address for address, _ in maps])
+        return base, base + self._frame.pointers, grid, memory, maps
 
     def _launch(self, call: tuple) -> None:
         status = self._launch_function(call[0], self.function, call[1], None)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 HANDLE, NUMBER, TEXT = ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p
 OUT = ctypes.POINTER(HANDLE)
-OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY and hipErrorOutOfMemory
+# The same number for both makers: CUDA_ERROR_OUT_OF_MEMORY and hipErrorOutOfMemory, ..._INVALID_CONTEXT and so on.
+OUT_OF_MEMORY, INVALID_CONTEXT = 2, 201
 INT_OUT = ctypes.POINTER(ctypes.c_int)
 SIZE_OUT = ctypes.POINTER(ctypes.c_uint64)
 # Threads along one axis of a grid, and workgroups along each (CUDA C Programming Guide, compute capabilities; HIP
@@ -76,6 +77,10 @@ class Driver:
 
     def device(self) -> int:
         """The current device of this thread."""
+        raise NotImplementedError
+
+    def use(self, device: int) -> None:
+        """Makes a device the current one of this thread."""
         raise NotImplementedError
 
 

@@ -11,13 +11,12 @@ every argument. Signatures and constants are those of HIP's public header hip_ru
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar
 
 from ..codeobject import CodeObject
 from .driver import HANDLE, INT_OUT, NUMBER, OUT, SIZE_OUT, TEXT, Driver, DriverError, find
-from .gpu_kernel import GpuKernel, load_function
+from .gpu_kernel import Frame, GpuKernel, Sized, load_function
 from .workspace import relaxed
 
 LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
@@ -78,7 +77,7 @@ class Hip(Driver):
         self.call("hipGetDevice", ctypes.byref(found), doing="asking for the current device")
         return found.value
 
-    def set_device(self, device: int) -> None:
+    def use(self, device: int) -> None:
         self.call("hipSetDevice", device, doing=f"changing to device {device}")
 
 
@@ -105,13 +104,15 @@ class HipKernel(GpuKernel):
         )
         with relaxed(self.driver):
             load_function(self, load_module, "hipModuleGetFunction")
+        self._frame = Frame("", self.kinds)
         return device
 
-    def _call_for(self, grid: tuple[int, int, int], stream: int, values: Any, named: Mapping[str, Any]) -> tuple:
-        base = ctypes.addressof(values)
-        pointers = (HANDLE * max(1, len(self._offsets)))(*(base + offset for offset in self._offsets))
+    def _call(self, sized: Sized, stream: int, arguments: tuple) -> tuple:
+        base, memory = self._frame()
+        self._frame.fill(base, memory, (), arguments)
         block = self.code.workgroup_size, 1, 1
-        return (self.function, *grid, *block, 0, stream, pointers, None), grid, values
+        passed = self.function, *sized.grid, *block, 0, stream, base + self._frame.pointers, None
+        return passed, sized.grid, memory
 
     def _launch(self, call: tuple) -> None:
         if (current := self.driver.device()) != self.device:

@@ -17,66 +17,72 @@ SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # CUtensorMapL2promotion
 ADDRESS_ALIGN, STRIDE_ALIGN, STRIDE_MOST, SIZE_MOST = 16, 16, 2**40, 2**32  # cuTensorMapEncodeTiled's documentation
 KEPT_MOST = 1024
+ROOM = ctypes.c_char * (BYTES + ALIGN)
+INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 
 
-class Encoder:
-    """One tensor map of one kernel: makes it for a launch, and keeps it for the next with the same tensor."""
-
-    def __init__(self, driver: Driver, code: CodeObject, spec: TensorMap):
-        self.driver, self.spec, self.entry = driver, spec, code.entry
-        name = next((a.dtype for a in code.arguments if a.name == spec.of), None)
-        if name is None or spec.swizzle not in SWIZZLES or spec.promotion not in PROMOTIONS:
+def check(driver: Driver, code: CodeObject) -> None:
+    """The driver's error where a code object's tensor maps are not what a driver can make."""
+    given = {a.name: a.dtype for a in code.arguments if a.kind == "pointer"}
+    for t in code.tensor_maps:
+        name = given.get(t.of)
+        if name is None or t.swizzle not in SWIZZLES or t.promotion not in PROMOTIONS:
             raise driver.error(
-                f"{code.entry}: tensor map {spec.name} looks through {spec.of!r} with swizzle {spec.swizzle} and "
-                f"promotion {spec.promotion}; arguments are {', '.join(a.name for a in code.arguments)}, swizzles "
-                f"{', '.join(map(str, SWIZZLES))}, promotions {', '.join(map(str, PROMOTIONS))}"
+                f"{code.entry}: tensor map {t.name} looks through {t.of!r} with swizzle {t.swizzle} and promotion "
+                f"{t.promotion}; pointers are {', '.join(given)}, swizzles {', '.join(map(str, SWIZZLES))}, promotions "
+                f"{', '.join(map(str, PROMOTIONS))}"
             )
-        self.bytes = dtype(name).bytes
-        if name not in TYPES and self.bytes != 1:
+        if name not in TYPES and dtype(name).bytes != 1:
             raise driver.error(f"{code.entry}: no tensor map holds {name}; known: {', '.join(TYPES)}")
-        rank = len(spec.box)
-        self._type, self._rank = TYPES.get(name, TYPES["u8"]), rank
-        self._box = (ctypes.c_uint32 * rank)(*spec.box)
-        self._steps = (ctypes.c_uint32 * rank)(*[1] * rank)
-        self._kept: dict[tuple, tuple[int, Any]] = {}
 
-    def encode(self, arguments: Mapping[str, int]) -> tuple[int, Any]:
-        """(address of the map, what keeps it alive) for a launch's arguments. The driver's error says what is wrong
-        with address, sizes or strides."""
-        address = arguments[self.spec.of]
-        sizes, strides = self.spec.encoded(arguments)
-        key = (address, sizes, strides)
-        made = self._kept.get(key)
+
+class Shaped:
+    """One tensor map of one kernel for tensors of one shape: made for an address, and kept for the next launch there.
+
+    arguments: the launch's scalar arguments. The driver's error says what is wrong with sizes or strides."""
+
+    def __init__(self, driver: Driver, code: CodeObject, spec: TensorMap, arguments: Mapping[str, int]):
+        name = next(a.dtype for a in code.arguments if a.name == spec.of)
+        sizes, strides = spec.encoded(arguments)
+        steps = [s * dtype(name).bytes for s in strides[1:]]
+        rank = len(sizes)
+        self.driver = driver
+        self._doing = f"{code.entry}: tensor map {spec.name} of sizes {sizes}, strides {strides}, box {spec.box}"
+        self._check(sizes, steps)
+        self._before = TYPES.get(name, TYPES["u8"]), rank
+        self._after = (
+            (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * max(1, len(steps)))(*steps),
+            (ctypes.c_uint32 * rank)(*spec.box), (ctypes.c_uint32 * rank)(*[1] * rank),
+            0, SWIZZLES[spec.swizzle], PROMOTIONS[spec.promotion], 0,
+        )  # fmt: skip
+        self._kept: dict[int, tuple[int, Any]] = {}
+
+    def at(self, address: int) -> tuple[int, Any]:
+        """(address of the map, what keeps it alive) of the tensor at `address`."""
+        made = self._kept.get(address)
         if made is None:
             if len(self._kept) >= KEPT_MOST:
                 self._kept.clear()
-            made = self._kept[key] = self._encode(address, sizes, strides)
+            made = self._kept[address] = self._encode(address)
         return made
 
-    def _encode(self, address: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Any]:
-        room = ctypes.create_string_buffer(BYTES + ALIGN)
+    def _encode(self, address: int) -> tuple[int, Any]:
+        if address % ADDRESS_ALIGN:
+            raise self._error(f"address {address:#x} is no multiple of {ADDRESS_ALIGN}")
+        room = ROOM()
         at = -(-ctypes.addressof(room) // ALIGN) * ALIGN
-        steps = [s * self.bytes for s in strides[1:]]
-        doing = f"{self.entry}: tensor map {self.spec.name} of sizes {sizes}, strides {strides}, box {self.spec.box}"
-        wrong = self._wrong(address, sizes, steps)
-        if wrong:
-            raise self.driver.error(f"{doing}: {wrong}", 1)
         try:
-            self.driver.call(
-                "cuTensorMapEncodeTiled", at, self._type, self._rank, address,
-                (ctypes.c_uint64 * self._rank)(*sizes), (ctypes.c_uint64 * max(1, len(steps)))(*steps),
-                self._box, self._steps, 0, SWIZZLES[self.spec.swizzle], PROMOTIONS[self.spec.promotion], 0, doing=doing,
-            )  # fmt: skip
+            self.driver.call("cuTensorMapEncodeTiled", at, *self._before, address, *self._after, doing=self._doing)
         except DriverError as e:
             raise self.driver.error(f"{e}; address {address:#x}", e.status) from None
         return at, room
 
-    def _wrong(self, address: int, sizes: tuple[int, ...], steps: list[int]) -> str:
-        """What the driver would refuse with no more than "invalid value"; "" if nothing."""
-        if address % ADDRESS_ALIGN:
-            return f"address {address:#x} is no multiple of {ADDRESS_ALIGN}"
+    def _check(self, sizes: tuple[int, ...], steps: list[int]) -> None:
+        """What the driver would refuse with no more than "invalid value"."""
         if any(s % STRIDE_ALIGN or not 0 <= s < STRIDE_MOST for s in steps):
-            return f"strides of {steps} bytes must be multiples of {STRIDE_ALIGN} and below 2**40"
+            raise self._error(f"strides of {steps} bytes must be multiples of {STRIDE_ALIGN} and below 2**40")
         if any(not 1 <= n <= SIZE_MOST for n in sizes):
-            return "sizes must lie between 1 and 2**32"
-        return ""
+            raise self._error("sizes must lie between 1 and 2**32")
+
+    def _error(self, wrong: str) -> DriverError:
+        return self.driver.error(f"{self._doing}: {wrong}", INVALID_VALUE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 
 TABLE = "flykernels_torch"  # the symbol of the table of addresses
+CURRENT = "aoti_torch_get_current_device_index"
 SHIM = (  # each returns an i32 that is 0 on success
     "aoti_torch_get_dim",
     "aoti_torch_get_dtype",
@@ -19,13 +20,23 @@ SHIM = (  # each returns an i32 that is 0 on success
     "aoti_torch_empty_strided",
     "aoti_torch_delete_tensor_object",
     "aoti_torch_cpu_topk",
+    "torch_get_num_threads",  # also makes a thread that is new to torch use as many
+    "torch_list_size",
+    "torch_list_get_item",
+    "torch_delete_list",
+    "aoti_torch_get_device_index",
+    CURRENT,
 )
 RAISE = "aoti_torch_check"  # (false, function, file, line, message) throws c10::Error: RuntimeError in Python
 TOPK = "_ZN2at3cpu4topkERKNS_6TensorEllbb"  # at::cpu::topk(self, k, dim, largest, sorted)
 TOPK_OUT = "_ZN2at3cpu8topk_outERNS_6TensorES2_RKS1_llbb"  # at::cpu::topk_out(values, indices, self, k, ...)
 LIBC = ("aligned_alloc", "malloc", "free", "memset")
 # resolve: Python's function; slots: where the table's address is kept. The table: its number of slots - 1, then slots.
-OUTSIDE = (*SHIM, RAISE, TOPK, TOPK_OUT, *LIBC, "omp_get_max_threads", "resolve", "slots")
+# launch: cuLaunchKernel or hipModuleLaunchKernel; rms_norm: ATen's function for the device. A door calls some of these.
+STREAM = "aoti_torch_get_current_cuda_stream"
+OUTSIDE = (
+    *SHIM, RAISE, TOPK, TOPK_OUT, STREAM, *LIBC, "omp_get_max_threads", "launch", "rms_norm", "resolve", "slots",
+)  # fmt: skip
 RUNTIME = {"__gxx_personality_v0": "libstdc++.so.6", "_Unwind_Resume": "libgcc_s.so.1"}  # of C++ exceptions
 
 DIMENSIONS_MOST = 16  # of a tensor that is looked up; ATen serves others
@@ -34,21 +45,37 @@ ELEMENTS_MOST = 2**31 - 1
 
 
 class Slot(enum.IntEnum):
-    """A slot's words of 8 bytes. `state` is written last; a slot that is taken never changes its first four words but
-    for `state`, which may change between ATEN and OURS."""
+    """A slot's words of 8 bytes. `state` is written last. A slot that is taken keeps its key; `state` may change
+    between ATEN and OURS, and `words` to other words that never change: what a call reads of a slot always fits
+    together."""
 
     STATE = 0
     WIDTH = 1
-    K = 2
-    CODE = 3  # see `code_of`
-    KERNEL = 4  # address of a kernel's C entry
-    THREADS = 5  # the most to use
-    PARTS = 6  # argument of a split kernel; 0: not split
-    WORKSPACE = 7  # bytes of zeros that a split kernel is handed, for each row
-    PRIVATE = 8  # bytes of private memory, for each thread
+    K = 2  # of RMSNorm: rows, as the exponent of a power of two
+    CODE = 3  # see `code_of`, `rms_code_of`
+    WORDS = 4  # address of TopkWords or RmsWords
 
 
-SLOT_WORDS = 16
+class TopkWords(enum.IntEnum):
+    """Who serves a top-k, in words of 8 bytes."""
+
+    KERNEL = 0  # address of a kernel's C entry
+    THREADS = 1  # the most to use
+    PARTS = 2  # argument of a split kernel; 0: not split
+    WORKSPACE = 3  # bytes of zeros that a split kernel is handed, for each row
+    PRIVATE = 4  # bytes of private memory, for each thread
+
+
+class RmsWords(enum.IntEnum):
+    """Who serves an RMSNorm, in words of 8 bytes."""
+
+    FUNCTION = 0  # the driver's handle
+    WORKGROUP = 1  # threads
+    TILE = 2  # rows that a workgroup works on at a time
+    PARTS_MOST = 3  # workgroups
+
+
+SLOT_WORDS = 8
 EMPTY, ATEN, OURS = 0, 1, 2
 
 # ScalarType's numbers, which are part of serialized files (c10/core/ScalarType.h).
@@ -74,3 +101,22 @@ def first_probe(width: int, k: int, code: int) -> int:
     """Where a lookup starts, before the mask."""
     product = (width * MULTIPLIERS[0] ^ k * MULTIPLIERS[1] ^ code * MULTIPLIERS[2]) & (2**64 - 1)
     return product >> HASH_SHIFT
+
+
+# Of RMSNorm: scalar type, the weight's above it, then alignment in bytes, then the device's number.
+WEIGHT_SHIFT, ALIGN_SHIFT, DEVICE_SHIFT = 8, 16, 32
+NO_WEIGHT = 0xFF
+EPS_BITS = 0x34000000  # of float32's epsilon, 2**-23, which ATen takes for eps=None
+_ARGUMENTS = (
+    "KNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE"  # (Tensor, ArrayRef, optional<Tensor>, optional<double>)
+)
+# ATen's function by the dispatch key; on the CPU, where ATen composes the operator, what the composition is called.
+RMS_NORM = {
+    "CUDA": f"_ZN2at4cuda15_fused_rms_normER{_ARGUMENTS}",
+    "CPU": f"_ZN2at25compositeimplicitautograd15_fused_rms_normER{_ARGUMENTS}",
+}
+
+
+def rms_code_of(scalar_type: int, weight_type: int, align: int, device: int) -> int:
+    """What a slot of RMSNorm holds of a call besides width and rows."""
+    return scalar_type | weight_type << WEIGHT_SHIFT | align << ALIGN_SHIFT | device << DEVICE_SHIFT

@@ -12,7 +12,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from .driver import HANDLE, Driver
 
@@ -49,17 +49,44 @@ def captured(driver: Driver, stream: int) -> tuple[int, int] | None:
     return number.value, graph.value or 0
 
 
+class _Graph:
+    """Says when a graph is gone: its destruction posts a semaphore.
+
+    libc's sem_post is the destructor, because the driver calls that on a thread of its own, perhaps while Python is
+    shutting down; and the semaphore is kept until then, whatever becomes of the kernel."""
+
+    libc = ctypes.CDLL(None)
+    waiting: ClassVar[dict[int, Any]] = {}  # address -> semaphore that may still be posted
+
+    def __init__(self, driver: Driver, graph: int, owner: str):
+        semaphore, made = ctypes.create_string_buffer(SEMAPHORE_BYTES), HANDLE()
+        self.libc.sem_init(semaphore, 0, 0)
+        self.at = ctypes.addressof(semaphore)
+        self.waiting[self.at] = semaphore
+        destructor, doing = ctypes.cast(self.libc.sem_post, HANDLE), f"{owner}: tying workspace to a graph"
+        driver.shared_call("user_object", ctypes.byref(made), semaphore, destructor, 1, NO_SYNC, doing=doing)
+        driver.shared_call("graph_keeps", graph, made, 1, MOVE, doing=doing)
+
+    @property
+    def gone(self) -> bool:
+        semaphore = self.waiting.get(self.at)
+        if semaphore is not None and self.libc.sem_trywait(semaphore) == 0:
+            del self.waiting[self.at]
+        return self.at not in self.waiting
+
+
 @dataclass
 class _Piece:
-    """address and bytes; gone: the semaphore that is posted when the graph it belongs to is destroyed."""
+    """address and bytes; graph: the one that it belongs to (None: a stream)."""
 
     address: int
     bytes: int
-    gone: Any = None
+    graph: _Graph | None = None
 
     @property
     def free(self) -> bool:
-        return self.gone is not None and ctypes.CDLL(None).sem_trywait(self.gone) == 0
+        """Whether the graph that it belonged to is gone."""
+        return self.graph is not None and self.graph.gone
 
 
 class Workspaces:
@@ -80,28 +107,23 @@ class Workspaces:
             if held is not None and held.bytes >= size:
                 return held.address
             self._retire()
-            fit = next((p for p in self._kept if p.gone is False and p.bytes >= size), None) if capture else None
-            if fit is not None:
-                self._kept.remove(fit)
-                made = _Piece(fit.address, fit.bytes)
+            made = next((p for p in self._kept if p.free and p.bytes >= size), None) if capture else None
+            if made is not None:
+                self._kept.remove(made)
             else:
                 made = self._zeros(max(size, 2 * held.bytes if held else 0))
             if held is not None:
                 self._kept.append(held)
             if capture is not None:
-                self._give_to(capture[1], made)
+                made.graph = _Graph(self.driver, capture[1], self.owner)
             self._pieces[key] = made
             return made.address
 
     def _retire(self) -> None:
-        """Pieces whose graph is gone may serve another graph: `gone` becomes False."""
+        """Pieces whose graph is gone may serve another."""
         for key, piece in [*self._pieces.items()]:
-            if key[0] and piece.free:
-                piece.gone = False
+            if piece.free:
                 self._kept.append(self._pieces.pop(key))
-        for piece in self._kept:
-            if piece.gone and piece.free:
-                piece.gone = False
 
     def _zeros(self, size: int) -> _Piece:
         """New memory, zeroed before this returns, on a stream of its own: no captured stream sees it."""
@@ -115,14 +137,3 @@ class Workspaces:
         finally:
             call("destroy_stream", stream, doing=doing)
         return _Piece(address.value or 0, size)
-
-    def _give_to(self, graph: int, piece: _Piece) -> None:
-        """Ties the piece to the graph: its destruction posts a semaphore. libc's sem_post is the destructor, because
-        the driver calls that on a thread of its own, perhaps while Python is shutting down."""
-        libc = ctypes.CDLL(None)
-        piece.gone = ctypes.create_string_buffer(SEMAPHORE_BYTES)
-        libc.sem_init(piece.gone, 0, 0)
-        made, doing = HANDLE(), f"{self.owner}: tying workspace to a graph"
-        destructor = ctypes.cast(libc.sem_post, HANDLE)
-        self.driver.shared_call("user_object", ctypes.byref(made), piece.gone, destructor, 1, NO_SYNC, doing=doing)
-        self.driver.shared_call("graph_keeps", graph, made, 1, MOVE, doing=doing)

@@ -4,15 +4,17 @@ What only this target has is beside it: `sm90a_barriers`, `sm90a_tma`, `sm90a_wg
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
 import tempfile
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from ..codeobject import CodeObject
-from ..dtypes import DType, bf16, f4e2m1, f8e4m3fn, f8e5m2, f32, i16, i32, i64
+from ..dtypes import DType, bf16, f4e2m1, f8e4m3fn, f8e5m2, f16, f32, i16, i32, i64
 from ..lang.errors import TraceError
 from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type, vector_of
@@ -50,6 +52,8 @@ class Sm90a(Gpu):
     shared_bytes, max_workgroup, vector_bytes = limits.shared_bytes, limits.max_workgroup, limits.vector_bytes
     held_bytes = 128  # registers a thread may give to one held row, in bytes
     scopes = MappingProxyType({"workgroup": "block", "device": "device"})  # LLVM's names
+    packed_maximum = (bf16, f16)  # types of which one instruction compares two pairs, NaN or not
+    publishes_alone = True  # fences are cumulative over what a barrier ordered before them (PTX ISA, memory model)
 
     # mma.sync.m16n8k16: lane = 4 * row + pair of columns
     _lanes = (Mode(4, 1, 2), Mode(8, 0, 1))
@@ -86,7 +90,7 @@ class Sm90a(Gpu):
         return [(ir.Type.parse("!llvm.ptr"), ir.DictAttr.get(by_value)) for _ in k.tensor_maps]
 
     def shared_memory(self, k, name, size):
-        """A pointer to `size` bytes of the workgroup's memory; one piece of a kernel may be larger than STATIC_SHARED."""
+        """A pointer to `size` bytes of the workgroup's memory; one piece may be larger than STATIC_SHARED."""
         return self.dynamic_memory(k, size) if size > STATIC_SHARED else super().shared_memory(k, name, size)
 
     def dynamic_memory(self, k, size: int):
@@ -122,11 +126,13 @@ class Sm90a(Gpu):
         name = "llvm.nvvm.barrier.cta.red.popc.aligned.all"
         return Value(intrinsic(name, mlir_type(i32), constant(0, i32), condition), i32)
 
-    def over_wave(self, kind: str, v: Value) -> Value:
-        """redux.sync: the sum, greatest or least of the warp's 32-bit integers."""
+    def over_lanes(self, k, kind: str, v: Value, lanes: int) -> Value:
+        """redux.sync: the sum, greatest or least of 32-bit integers over aligned groups of `lanes` lanes."""
         name = "add" if kind == "add" else f"{'' if v.dtype.signed else 'u'}{kind}"
-        got = intrinsic(f"llvm.nvvm.redux.sync.{name}", mlir_type(i32), v, constant(-1, i32))
-        return Value(got, v.dtype)
+        mask = constant(-1, i32)
+        if lanes < self.lanes:
+            mask = constant((1 << lanes) - 1, i32) << (k.thread % self.lanes // lanes * lanes)
+        return Value(intrinsic(f"llvm.nvvm.redux.sync.{name}", mlir_type(i32), v, mask), v.dtype)
 
     def exchange(self, k, v: Value, distance):
         """shfl.sync.bfly: this lane's value, and that of lane ^ distance."""
@@ -170,7 +176,7 @@ class Sm90a(Gpu):
         return pairs.bitcast(i32, x.width // 4)
 
     def compile(self, k, source: dict | None = None) -> CodeObject:
-        """The traced kernel: a cubin and what ptxas says it costs, or PTX where there is no ptxas on PATH.
+        """The traced kernel: a cubin and what ptxas says it costs, or PTX where there is no ptxas.
 
         PTX is compiled by the driver when it is loaded; registers, spills and shared_bytes are then not known (0).
         TraceError if the back end refuses it, AssemblerError if ptxas does."""
@@ -179,7 +185,7 @@ class Sm90a(Gpu):
         clock("lower")
         text = self.assembly(k)
         clock("assembly")
-        ptxas = shutil.which("ptxas")
+        ptxas = find_ptxas()
         binary, cost = assembled(ptxas, k.name, text) if ptxas else (text.encode(), {})
         clock("ptxas")
         return CodeObject(
@@ -200,6 +206,14 @@ class Sm90a(Gpu):
             seconds=clock.seconds,
             **cost,
         )
+
+
+@cache
+def find_ptxas() -> str | None:
+    """ptxas on PATH, or the one that comes with triton; None if there is neither."""
+    found = importlib.util.find_spec("triton")
+    beside = [Path(folder) / TRITONS for folder in (found.submodule_search_locations or [])] if found else []
+    return shutil.which("ptxas") or next((str(p) for p in beside if p.is_file()), None)
 
 
 def assembled(ptxas: str, name: str, text: str) -> tuple[bytes, dict]:
@@ -232,6 +246,7 @@ def _version(ptxas: str) -> str:
     return f"ptxas {(re.search(r'V([0-9.]+)', said) or ['', 'unknown'])[1]}"
 
 
+TRITONS = Path("backends/nvidia/bin/ptxas")
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 REGISTER_BYTES = 4
 STATIC_SHARED = 32 * 1024  # bytes: a larger piece is asked for at the launch (48 KiB is the most without)

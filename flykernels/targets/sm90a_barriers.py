@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..dtypes import i1, i32, i64
+from ..dtypes import i32, i64
 from ..lang.memory import advance
 from ..lang.values import Value, constant, mlir_type, select
 from .sm90a_nvvm import nvvm, pointer, special_register
@@ -108,11 +108,6 @@ def named_arrive(number: int, threads: int) -> None:
 def warp_barrier() -> None:
     """The warp's 32 threads meet, and see each other's stores to shared memory."""
     nvvm("bar.warp.sync", constant(ALL_LANES, i32))
-
-
-def elected() -> Value:
-    """True in one thread of the warp, which must be converged."""
-    return Value(nvvm("elect.sync", result=mlir_type(i1)), i1)
 
 
 def cluster_rank() -> Value:

@@ -12,7 +12,7 @@ from .sm90a_nvvm import nvvm, pointer
 
 # createpolicy's encodings of L2 policies for all lines of a transfer, as `createpolicy.fractional` gives them
 POLICIES = {"normal": None, "evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
-BOX_MOST = 256  # elements of a box along one axis
+LINE = 128  # bytes of L2 that `prefetch_line` brings
 TMA_ALIGNMENT = 16  # bytes: of addresses and strides in memory
 
 
@@ -21,11 +21,17 @@ def prefetch_map(tensor_map) -> None:
     nvvm("prefetch", tensor_map, tensormap=True)
 
 
+def prefetch_line(pointer) -> None:
+    """Starts to bring the line of L2 that a pointer into device memory lies in."""
+    nvvm("prefetch", pointer, cacheLevel="#nvvm<prefetch_cache_level L2>")
+
+
 def load_box(tensor_map, to, barrier, at, policy: str = "normal", multicast: Value | None = None) -> None:
     """Starts to bring the box at `at` (i32 Values, innermost first) to shared memory; its bytes count at `barrier`.
 
     By one thread. to: a pointer aligned to 128 bytes, and to the swizzle's period for the pattern to begin there.
-    multicast: an i16 mask of workgroups of the cluster; each gets the box, at the same place, and its barrier the count.
+    multicast: an i16 mask of workgroups of the cluster: each gets the box, at the same place, and its barrier the
+    count.
     """
     into = llvm.addrspacecast(pointer(7), to)
     more = [] if multicast is None else [multicast]

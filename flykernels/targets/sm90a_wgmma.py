@@ -18,6 +18,7 @@ ROWS, DEPTH = 64, 16  # M and K (16-bit elements) of one instruction
 COLUMNS_STEP, COLUMNS_MOST = 8, 256  # its N
 SWIZZLE_CODE = {128: 1, 64: 2, 32: 3}  # bits 62 and 63 of a descriptor
 GROUP = 8  # rows of K, or of M and N, that a swizzle pattern spans
+ADDRESS_BITS = (1 << 18) - 1  # of a shared-memory address, in a descriptor
 UNIT = 16  # bytes that addresses and offsets in a descriptor count
 TYPES = {bf16: "bf16", f16: "f16"}
 
@@ -78,8 +79,10 @@ class SharedOperand:
 
 
 def descriptor(operand: SharedOperand, address: Value) -> Value:
-    """The descriptor of a tile at a shared-memory address (an i32 of bytes)."""
-    return (address >> 4).to(i64) | _signed(operand.descriptor_bits())
+    """The descriptor of a tile at a shared-memory address (an i32 of bytes).
+
+    In a cluster an address says in its high bits whose memory it is; a descriptor has no room for that."""
+    return ((address & ADDRESS_BITS) >> 4).to(i64) | _signed(operand.descriptor_bits())
 
 
 def moved(descriptor: Value, size: int) -> Value:

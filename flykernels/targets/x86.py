@@ -15,6 +15,7 @@ from ..dtypes import i32
 from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, mlir_type
 from ..mlir import ExecutionEngine, PassManager, ir, llvm, scf
+from . import x86_lanes
 from .gpu import keep_loops
 from .x86_entry import Byte, add_entries, add_table, function
 from .x86_math import expand
@@ -102,6 +103,8 @@ class X86:
     def observe(self):
         """From here on this thread reads what others have published."""
         llvm.fence(llvm.AtomicOrdering.acq_rel)
+
+    deposit, compress = staticmethod(x86_lanes.deposit), staticmethod(x86_lanes.compress)
 
     # -- to code
     def compile(self, k, source: dict | None = None, opt_level: int = 0) -> CodeObject:

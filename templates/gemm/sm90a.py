@@ -1,16 +1,16 @@
 """GEMM on sm_90a: C = activation(A B + bias) + residual, a workgroup a tile (or one tile after the other).
 
-One warp brings K tiles of A and B into a ring of shared-memory stages by TMA; warpgroups multiply them there with wgmma,
-the sums in registers. A stage is full when its bytes have come, and empty again when every warpgroup has multiplied it.
-TMA and wgmma read all four layouts; where rows or columns of an operand end within a tile, and where K does, TMA gives
-zeros. M, the batch and all strides are run-time arguments (`arguments.py`); N and K are constants.
+One warp brings K tiles of A and B into a ring of shared-memory stages by TMA; warpgroups multiply them there with
+wgmma, the sums in registers. A stage is full when its bytes have come, and empty again when every warpgroup has
+multiplied it. TMA and wgmma read all four layouts; where rows or columns of an operand end within a tile, and where K
+does, TMA gives zeros. M, the batch and all strides are run-time arguments (`arguments.py`); N and K are constants.
 """
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
-from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i8
 from flykernels.lang import Global, Kernel
 from flykernels.lang.memory import advance
@@ -18,6 +18,7 @@ from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 
+from . import sm90a_mma
 from .arguments import declared
 from .gfx950_operands import matrix
 from .problem import GemmProblem
@@ -27,16 +28,18 @@ from .sm90a_config import (
     BRINGER_REGISTERS,
     WARP,
     Sm90aConfig,
+    along_k,
     boxes,
     shared_memory,
     shared_operands,
     tensor_maps,
+    tma_reads,
 )
-from .sm90a_output import Output
+from .sm90a_output import EARLY_SUMS, Output
 from .sm90a_work import Piece, Work
 
 DTYPES = ("bf16", "f16")
-READY = 1  # the named barrier at which warpgroups learn that the ring's barriers are there
+READY = 1  # the named barrier where warpgroups learn that the ring is there, and later that it is free
 
 
 def why_not(p: GemmProblem) -> str | None:
@@ -50,6 +53,12 @@ def why_not(p: GemmProblem) -> str | None:
 
 def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     """The kernel; arguments as `arguments.declared` says (with shared tiles, `workspace` at the end)."""
+    if cfg.kind == "mma":
+        return sm90a_mma.gemm(k, p, cfg)
+    reason = tma_reads(p)
+    if reason is not None:
+        raise ValueError(f"{cfg}: {reason}. Do: take a configuration of kind mma")
+
     # limits: who does which tile of C, over which part of K
     names: dict[str, Any] = declared(p)
     work = Work(k, p, cfg)
@@ -60,7 +69,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     work.begin(given)
 
     # layouts: stages of A and B, then shelves for C, then barriers
-    room, (A, B) = shared_memory(p, cfg), shared_operands(p, cfg)
+    room = shared_memory(p, cfg)
     memory = k.target.dynamic_memory(k, room.total)
     stages = cfg.stages
     full = barriers.Barriers(advance_bytes(memory, room.barriers), stages)
@@ -98,6 +107,8 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     def multiply():
         if cfg.bringers > WARP:
             barriers.take_registers(cfg.registers)
+        if cfg.warm:
+            warm(k, p, cfg, work, given)
         if cfg.cluster_size > 1:
             barriers.cluster_barrier()
         else:
@@ -112,6 +123,29 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
 def advance_bytes(pointer, size):
     """A pointer `size` bytes (an int or Value) further on."""
     return advance(pointer, size, i8)
+
+
+def warm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given) -> None:
+    """Asks L2 for what B's first trip through the ring needs: a cold tensor map keeps TMA waiting for about as long as
+    memory takes to answer."""
+    piece = work.start()
+    source = matrix(k, p, given, "b", piece.batch).transposed()
+    source = source.at(piece.column * cfg.tile_n, piece.first * cfg.tile_k)
+    rows, depth = p.n - piece.column * cfg.tile_n, p.k - piece.first * cfg.tile_k  # that are left
+    wide, high = cfg.stages * cfg.tile_k, cfg.tile_n
+    if not along_k(p, "b"):
+        wide, high = high, wide
+    line = tma.LINE // p.input_type.bytes
+    across = ceil(wide / line)
+    for i in range(0, across * high, cfg.multipliers):
+        number = k.thread + i
+        along, other = number % across * line, number // across
+        row, depth_at = (other, along) if along_k(p, "b") else (along, other)
+        inside = (row < rows) & (depth_at < depth)
+
+        @k.when(inside & (other < high))
+        def _():
+            tma.prefetch_line(source.at(row, depth_at).pointer)
 
 
 def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, memory, full, empty, rank) -> None:
@@ -199,7 +233,8 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memo
         shelf = advance_bytes(memory, room.shelves)
         box_batch = (work.batch_of("c", piece),) if p.batched else ()
         output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, shelf)
-        added = output.fetch(0) if piece.inside is True and not work.shares else {}
+        early = piece.inside is True and not work.shares and cfg.sums <= EARLY_SUMS
+        added = output.fetch(0) if early else {}
 
         full.wait(at.stage, at.parity)
         sums = product([wgmma.undefined(cfg.columns)] * cfg.blocks, at.stage, True)
@@ -217,13 +252,15 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memo
         sums, after, last = done
         wgmma.wait(0)
         release(last)
+        if cfg.one_tile:
+            barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
         acc = wgmma.fragment(k, layout, list(sums))
 
         if work.shares:
             board = empty.at(cfg.stages)
             work.add_up(piece, acc, board, lambda acc: output.store(acc, output.fetch(0)))
         elif piece.inside is True:
-            output.store(acc, added)
+            output.store(acc, added if early else output.fetch(0))
         else:
             k.when(piece.inside)(lambda: output.store(acc, output.fetch(0)))
         return after

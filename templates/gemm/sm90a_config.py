@@ -35,7 +35,7 @@ class Sm90aConfig:
     tile_m, tile_n  of C, a workgroup's
     tile_k          of A and B, a stage's
     stages          K tiles in shared memory
-    groups          warpgroups ("mma": warps) that multiply, along (M, N)
+    groups          warpgroups that multiply, along (M, N)
     cluster         workgroups along (M, N) that share what they load: each brings a part and all get it
     split_k         workgroups that share a tile of C, each with a part of K; the last to come sums in a fixed order
     stream_k        so many workgroups for everything: the tiles that fill them evenly are done whole, and the K steps
@@ -44,6 +44,7 @@ class Sm90aConfig:
     beside          workgroups on a compute unit at a time
     group_m         rows of tiles that are worked on together: see order.py
     evict           operands whose lines leave L2 first: "none", "b" or "both"
+    warm            the first K tiles of B are asked for by all threads at once, before TMA has its tensor maps
     tma_store       C leaves through shared memory by TMA, else by 16-byte stores
     """
 
@@ -60,6 +61,7 @@ class Sm90aConfig:
     beside: int = 1
     group_m: int = 8
     evict: str = "none"
+    warm: bool = False
     tma_store: bool = False
 
     def __post_init__(self):
@@ -69,7 +71,7 @@ class Sm90aConfig:
     @property
     def multipliers(self) -> int:
         """Threads that multiply."""
-        return self.groups[0] * self.groups[1] * (WARPGROUP if self.kind == "wgmma" else WARP)
+        return self.groups[0] * self.groups[1] * WARPGROUP
 
     @property
     def bringers(self) -> int:
@@ -100,6 +102,16 @@ class Sm90aConfig:
         return ceil(self.tile_m / (BLOCK_M * self.groups[0]))
 
     @property
+    def sums(self) -> int:
+        """Of C, a thread's."""
+        return self.blocks * self.columns * BLOCK_M // WARPGROUP
+
+    @property
+    def one_tile(self) -> bool:
+        """Whether a workgroup does one tile and leaves."""
+        return not self.persistent and not self.stream_k
+
+    @property
     def cluster_size(self) -> int:
         return self.cluster[0] * self.cluster[1]
 
@@ -120,6 +132,7 @@ class Sm90aConfig:
             "persistent" if self.persistent else "",
             f"{self.beside} a unit" if self.beside > 1 else "",
             f"evicts {self.evict}" if self.evict != "none" else "",
+            "warms up" if self.warm else "",
             "TMA stores" if self.tma_store else "",
         ]
         head = f"{self.kind} {self.tile_m}x{self.tile_n}x{self.tile_k}, {self.stages} stages, {groups} groups"
@@ -189,7 +202,8 @@ def shelf_pitch(p: GemmProblem, columns: int) -> int:
 
 @dataclass(frozen=True)
 class Room:
-    """Shared memory of a workgroup, in bytes from its start: the ring's stages, then shelves for C, then barriers."""
+    """Shared memory of a workgroup, in bytes from its start: the ring's stages, shelves for C, then barriers. Where a
+    workgroup has one tile only, the shelves lie where the ring was."""
 
     stage: int
     shelves: int
@@ -202,8 +216,9 @@ def shared_memory(p: GemmProblem, cfg: Sm90aConfig) -> Room:
     a, b = shared_operands(p, cfg)
     stage = a.bytes + b.bytes
     beyond = max(0, BLOCK_M - a.rows) * a.swizzle  # wgmma reads 64 rows, whatever is there
-    shelves = up(cfg.stages * stage + beyond, STAGE_ALIGNMENT)
-    barriers = shelves + shelf_bytes(p, cfg)
+    ring = up(cfg.stages * stage + beyond, STAGE_ALIGNMENT)
+    shelves = 0 if cfg.one_tile else ring
+    barriers = max(ring, shelves + shelf_bytes(p, cfg))
     return Room(stage, shelves, barriers, barriers + (2 * cfg.stages + 1) * BARRIER_BYTES)
 
 
@@ -219,6 +234,53 @@ def shelf_bytes(p: GemmProblem, cfg: Sm90aConfig) -> int:
 def stores_wide(p: GemmProblem) -> bool:
     """Whether C can be written in 16-byte vectors."""
     return p.align_c >= TMA_BYTES and p.n % (TMA_BYTES // p.output_type.bytes) == 0
+
+
+@dataclass(frozen=True)
+class Image:
+    """How an operand's K tile lies in shared memory where threads copy it (kind "mma"): lines of its contiguous axis,
+    16 bytes apart from each other, so that the 8 lines of one ldmatrix are in different banks.
+
+    chunk  elements that one cp.async moves; 1: all go through registers, 8 to a thread"""
+
+    rows: int
+    depth: int
+    along_k: bool
+    bytes_each: int
+    chunk: int
+
+    @property
+    def line(self) -> int:
+        return self.depth if self.along_k else self.rows
+
+    @property
+    def lines(self) -> int:
+        return self.rows if self.along_k else self.depth
+
+    @property
+    def pitch(self) -> int:
+        return self.line + TMA_BYTES // self.bytes_each
+
+    @property
+    def elements(self) -> int:
+        return self.lines * self.pitch
+
+
+def copied_images(p: GemmProblem, cfg: Sm90aConfig) -> tuple[Image, Image]:
+    """(A, B) of a stage of kind "mma". Without a contiguous axis a line runs along K."""
+    size = p.input_type.bytes
+    together = min(p.align_a, p.align_b, TMA_BYTES) // size if "any" not in (p.a, p.b) else 1
+    image = lambda name, rows: Image(rows, cfg.tile_k, along_k(p, name) or getattr(p, name) == "any", size, together)
+    return image("a", up(cfg.tile_m, BLOCK_M)), image("b", cfg.tile_n)
+
+
+def copied_room(p: GemmProblem, cfg: Sm90aConfig) -> Room:
+    """Shared memory of kind "mma": `stage` is where B's ring starts, `barriers` where the last to come is noted."""
+    a, b = copied_images(p, cfg)
+    b_start = cfg.stages * a.elements * a.bytes_each
+    shelves = up(b_start + cfg.stages * b.elements * b.bytes_each, STAGE_ALIGNMENT)
+    board = shelves + shelf_bytes(p, cfg)
+    return Room(b_start, shelves, board, board + BARRIER_BYTES)
 
 
 def tensor_maps(p: GemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...]:

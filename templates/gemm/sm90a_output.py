@@ -34,7 +34,8 @@ from .sm90a_config import (
 )
 
 WARP_ROWS, WARPS = 16, 4  # of a block of 64 rows, a warp's; of a warpgroup
-WIDTHS = (32, 16, 8)  # columns of a part, where the widest does not fit
+WIDTHS = (SHELF_COLUMNS, 32, 16)  # columns of a part
+EARLY_SUMS = 64  # of C a thread, up to which registers hold what is added before it is needed
 SHELF_READY = 3  # the first warpgroup's named barrier; the others' follow
 
 
@@ -47,12 +48,17 @@ class Part(NamedTuple):
 
 
 def parts(p: GemmProblem, cfg: Sm90aConfig) -> list[Part]:
-    """What is turned round at a time, in order: columns in powers of two; for TMA, as many as a box has."""
-    out, widest = [], SWIZZLE_MOST // p.output_type.bytes if cfg.tma_store else SHELF_COLUMNS
+    """What is turned round at a time, in order: columns in powers of two. TMA's boxes are all alike: where they do not
+    divide a warpgroup's columns, the last one begins early and writes some columns again."""
+    if cfg.tma_store:
+        width = SWIZZLE_MOST // p.output_type.bytes
+        starts = [min(c, cfg.columns - width) for c in range(0, cfg.columns, width)]
+        return [Part(block, start, width) for block in range(cfg.blocks) for start in starts]
+    out = []
     for block in range(cfg.blocks):
         column = 0
         while column < cfg.columns:
-            width = next(w for w in (widest, *WIDTHS) if column + w <= cfg.columns and w <= widest)
+            width = next(w for w in WIDTHS if column + w <= cfg.columns)
             out.append(Part(block, column, width))
             column += width
     return out
@@ -97,7 +103,7 @@ class Output:
 
     def taken(self, part: Part) -> ThreadValues:
         """By rows, 16 bytes a lane."""
-        rows, threads, vector, pieces = self._by_rows(part)
+        _, threads, vector, pieces = self._by_rows(part)
         return self._within(part, threads, vector, pieces)
 
     def _by_rows(self, part: Part):
@@ -126,15 +132,22 @@ class Output:
 
     # -- what is added
     def fetch(self, number: int) -> dict[str, Fragment]:
-        """Bias and residual of a part, on their way from memory: the residual by rows if it is turned round."""
+        """Bias and residual of a part, on their way from memory: the residual by rows if it is turned round.
+
+        Where sums leave few registers, the bias comes when it is needed: many tiles share it, and L1 or L2 has it."""
         if number >= len(self.parts):
             return {}
         k, part, got = self.k, self.parts[number], {}
-        if self.bias is not None:
-            got["bias"] = k.fragment(self.held(part), elementwise=self.p.bias == "full").load(self.bias)
+        if self.bias is not None and self.cfg.sums <= EARLY_SUMS:
+            got["bias"] = self._bias(part)
         if self.residual is not None:
             got["residual"] = k.fragment(self.taken(part) if self.wide else self.held(part)).load(self.residual)
         return got
+
+    def _bias(self, part: Part) -> Fragment | None:
+        if self.bias is None:
+            return None
+        return self.k.fragment(self.held(part), elementwise=self.p.bias == "full").load(self.bias)
 
     def store(self, sums: Fragment, first: dict[str, Fragment]) -> None:
         """Finishes and writes the tile. first: what `fetch(0)` gave."""
@@ -143,7 +156,8 @@ class Output:
             acc = self._part_of(sums, part)
             coming = self.fetch(number + 1)
             if not self.wide:
-                out = finish(acc, added.get("bias"), self.p.activation, added.get("residual"))
+                bias = added.get("bias") or self._bias(part)
+                out = finish(acc, bias, self.p.activation, added.get("residual"))
                 k.fragment(self.held(part)).store(self.c, out.to(self.p.output_type))
                 added = coming
                 continue
@@ -155,7 +169,8 @@ class Output:
                 k.fragment(take).store(shelf, added["residual"])
                 barriers.warp_barrier()
                 residual = k.fragment(put).load(shelf)
-            out = finish(acc, added.get("bias"), self.p.activation, residual)
+            bias = added.get("bias") or self._bias(part)
+            out = finish(acc, bias, self.p.activation, residual)
             k.fragment(put).store(shelf, out.to(self.p.output_type))
             if self.cfg.tma_store:
                 self._send(part, shelf)

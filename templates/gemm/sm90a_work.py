@@ -1,8 +1,8 @@
 """Who does which tile over which K steps on sm_90a, and how workgroups that share a tile add up.
 
 Four ways to deal out tiles: one a workgroup (or cluster), or workgroups that stay and walk; several workgroups a tile,
-each with a part of K; or, "stream-K", a fixed number of workgroups that each get the same number of K steps, so that
-the last round is as full as the others (Osama et al., PPoPP 2023). Producer and multipliers walk the same pieces.
+each with a part of K; or, see `stream_k.py`, a fixed number of workgroups that each get the same number of K steps, so
+that the last round is as full as the others. Producer and multipliers walk the same pieces.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i1, i8, i32, i64, u32
-from flykernels.lang import Kernel, Value, View, constant, maximum, minimum, select
+from flykernels.lang import Kernel, Value, View, constant, minimum, select
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.memory import advance
 from flykernels.targets import sm90a_barriers as barriers
@@ -21,6 +21,7 @@ from flykernels.targets import sm90a_barriers as barriers
 from .order import tile_of
 from .problem import LARGEST, GemmProblem
 from .sm90a_config import BLOCK_M, WARP, WARPGROUP, Sm90aConfig
+from .stream_k import Stream
 
 COUNTER_BYTES = 128  # a line of L2 for each workgroup's counter, before its partial sums
 ADDING = 2  # the named barrier of warpgroups that add up
@@ -112,6 +113,12 @@ class Work:
 
         return after
 
+    def start(self) -> Piece:
+        """This workgroup's first piece, if tiles are not streamed."""
+        if self.cfg.split_k > 1:
+            return self._slice()
+        return self._tile(self.group // self.cfg.cluster_size, 0, self.steps)
+
     def _tile(self, tile: Value, first, end, **shared) -> Piece:
         """This workgroup's piece of (the cluster's) tile number `tile`."""
         cfg = self.cfg
@@ -134,33 +141,13 @@ class Work:
         return self._tile(tile, start(number), start(number + 1), owner=tile * split, number=number, of=split)
 
     def _stream(self, carry, body):
-        """Whole tiles in rounds, but for the last one or two rounds: their K steps are dealt out evenly."""
-        groups, steps = self.cfg.stream_k, self.steps
-        rounds = self.tiles // groups
-        rounds = select(rounds > 1, rounds - 1, constant(0, u32)) if isinstance(rounds, Value) else max(0, rounds - 1)
-        whole = rounds * groups
-        total = (self.tiles - whole) * steps
-        each, over = total // groups, total % groups
-        start = lambda i: i * each + minimum(i, over)
-        turn = over * (each + 1)  # before this step, workgroups have one more
-        owner = lambda step: select(step < turn, step // (each + 1), over + (step - turn) // maximum(each, 1))
-        mine, until = start(self.group), start(self.group + 1)
-        first_tile = mine // steps
-        count = select(until > mine, (until + (steps - 1)) // steps - first_tile, constant(0, u32))
+        stream = Stream(self.tiles, self.steps, self.cfg.stream_k)
 
-        @self.k.loop(0, rounds + count, carry=carry)
+        @self.k.loop(0, stream.count(self.group), carry=carry)
         def after(i, carry):
-            i = i.to(u32)
-            streamed = i >= rounds
-            tile = first_tile + (i - rounds)
-            begins = tile * steps
-            first = select(streamed, maximum(mine, begins) - begins, 0)
-            end = select(streamed, minimum(until, begins + steps) - begins, steps)
-            first_owner, last_owner = owner(begins), owner(begins + (steps - 1))
-            of = select(streamed, last_owner - first_owner + 1, 1)
-            tile = select(streamed, whole + tile, self.group + i * groups)
-            shared = {"owner": first_owner, "number": self.group - first_owner, "of": of}
-            return body(self._tile(tile, first.to(i32), end.to(i32), **shared), carry)
+            s = stream.share(self.group, i.to(u32))
+            shared = {"owner": s.owner, "number": s.number, "of": s.of}
+            return body(self._tile(s.tile, s.first.to(i32), s.end.to(i32), **shared), carry)
 
         return after
 

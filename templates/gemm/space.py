@@ -47,4 +47,8 @@ def candidates(problem: GemmProblem, target, threads: int = 1) -> Space:
         from . import space_gfx950
 
         return space_gfx950.candidates(problem, target)
-    raise ValueError(f"GEMM kernels exist for x86 and gfx950, not for {target.name}")
+    if target.name == "sm90a":
+        from . import space_sm90a
+
+        return space_sm90a.candidates(problem, target)
+    raise ValueError(f"GEMM kernels exist for x86, gfx950 and sm90a, not for {target.name}")

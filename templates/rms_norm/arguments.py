@@ -11,8 +11,8 @@ then scalars:
     x_row, [residual_row]         i64, forward: elements from one row to the next
     x_row, dy_row, [dsum_row]     i64, backward; 0 is allowed (an expanded gradient)
     parts                         i64: what the configuration's `parts_for` says
-    [workspace]                   a pointer, where the code objects' arguments name it: device memory of as many bytes as
-                                  the configuration's `workspace_bytes` says, aligned to 16, undefined before and after
+    [workspace]                   a pointer, where the code objects' arguments name it: memory of as many bytes as the
+                                  configuration's `workspace_bytes` says, aligned to 16, undefined before and after
 
 y, sum and dx are dense with a row stride of `width`; rstd is f32, one a row; weight and dweight have unit stride.
 A kernel may consist of several code objects (`build` returns them all): launch each, in order, with the same arguments.
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 
-from flykernels.dtypes import DType, i32, i64
+from flykernels.dtypes import DType, dtype, f32, i32, i64
 
 from .problem import RMSNormProblem
 
@@ -36,6 +36,13 @@ def pointers(p: RMSNormProblem) -> tuple[str, ...]:
         return ("x", *weight, "rstd", "dy", *more, "dx", *(("dweight",) if p.weight_gradient else ()))
     before, after = (("residual",), ("sum",)) if p.residual else ((), ())
     return ("x", *weight, *before, "y", *after, *(("rstd",) if p.rstd else ()))
+
+
+def element_type(p: RMSNormProblem, name: str) -> DType:
+    """Of what a pointer argument points to."""
+    if name in ("weight", "dweight"):
+        return dtype(p.weight_dtype)
+    return f32 if name in ("rstd", "workspace") else p.type
 
 
 def scalars(p: RMSNormProblem) -> tuple[str, ...]:

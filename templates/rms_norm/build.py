@@ -9,6 +9,7 @@ from flykernels.codeobject import CodeObject
 from flykernels.lang import trace
 from flykernels.versions import mlir_version
 
+from . import gpu, x86
 from .config import config_from_key
 from .problem import RMSNormProblem
 
@@ -21,11 +22,8 @@ def build(problem: RMSNormProblem, config, target) -> tuple[CodeObject, ...]:
     if reason is not None:
         raise ValueError(f"no RMSNorm kernel for {problem} on {target.name}: {reason}")
     source = {"template": "rms_norm", "problem": problem.key(), "config": config.key(), "mlir": mlir_version()}
-    if target.name == "x86":
-        from .x86 import steps
-    else:
-        from .gpu import steps
-    return tuple(target.compile(trace(s, target, problem, config), source=source) for s in steps(problem, config))
+    kernels = x86.steps(problem) if target.name == "x86" else gpu.steps(problem, config)
+    return tuple(target.compile(trace(kernel, target, problem, config), source=source) for kernel in kernels)
 
 
 def build_from_json(problem: RMSNormProblem, config: dict, target: str) -> tuple[CodeObject, ...]:

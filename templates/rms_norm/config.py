@@ -18,10 +18,11 @@ class GpuConfig:
     vector              elements that move together
     held                rows stay in registers between the sum and the scaling; else they are read twice
     slices              workgroups, at most, that share a row, forward, in two launches: sums, then scaling
-    parts               workgroups in all at most, each of which works on several tiles of rows in turn; 0 (forward only):
-                        one workgroup a tile
+    parts               workgroups in all at most, each of which works on several tiles of rows in turn; 0 (forward
+                        only): one workgroup a tile
     ahead               with parts: the next tile is fetched while one is worked on
     sums                backward: the weight's gradient is added up in registers along with dx; else by columns, apart
+    beside              workgroups that registers leave room for on a unit, at least (sm90a; AMD's waves have their own)
     """
 
     threads_per_row: int
@@ -32,6 +33,7 @@ class GpuConfig:
     parts: int = 0
     ahead: bool = True
     sums: bool = False
+    beside: int = 1
 
     def __post_init__(self):
         for name in ("threads_per_row", "vector"):

@@ -21,9 +21,9 @@ def steps(p: RMSNormProblem, cfg: GpuConfig):
 
 def rms_norm(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """y = x rstd w, or of x + residual, which is left as well; arguments as in arguments.py."""
-    given = arguments(k, p)
+    given = arguments(k, p, cfg)
     tile = k.fragment(layout(p, cfg), streamed=not cfg.held)
-    here = lambda name, at: given[name].tile((cfg.rows_per_workgroup, p.width), at)
+    here = lambda name, at: given[name].tile((cfg.rows_per_workgroup, p.columns), at)
     fetch = lambda at: tuple(tile.load(here(name, at)) for name in ("x", "residual") if name in given)
     weight = tile.load(given["weight"]) if p.weight_type else None
     eps = given["eps"].bitcast(f32)
@@ -34,7 +34,7 @@ def rms_norm(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
             total = (x + read[1].to(f32)).to(p.type)
             tile.store(here("sum", at), total)
             x = total.to(f32)
-        rstd = rsqrt((x * x).sum(axis=1) / p.width + eps)  # over registers, lanes, waves
+        rstd = rsqrt((x * x).sum(axis=1) / p.columns + eps)  # over registers, lanes, waves
         if p.rstd:
             leave(k, cfg, given["rstd"], at, given["rows"], rstd)
         y = x * rstd

@@ -1,13 +1,15 @@
 """RMSNorm's gradients on a GPU, one text for gfx950 and sm_90a.
 
-The weight's gradient is a sum over all rows. Each workgroup adds up the rows that it works on, in registers and in order,
-and leaves the sums in workspace; a second launch adds those of all workgroups in order. So it depends on how many
-workgroups there are, and never on which comes first. Rows too wide for their sums to be held are read again, by columns.
+The weight's gradient is a sum over all rows. Each workgroup adds up the rows that it works on, in registers and in
+order, and leaves the sums in workspace; a second launch adds those of all workgroups in order. So it depends on how
+many workgroups there are, and never on which comes first. Where rows are too wide for their sums to be held, they are
+read again, by columns.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i32
@@ -17,8 +19,10 @@ from .config import GpuConfig
 from .gpu_rows import arguments, layout, tiles_in_turn
 from .problem import RMSNormProblem
 
-UNDER_WAY = 32  # elements of x that a thread has under way, where columns are summed up
-SUM_LANES = 16  # threads side by side along a row of sums: 256 bytes of it
+UNDER_WAY = 32  # elements of x that a thread has under way, where columns are summed up, of ROWS_UNDER_WAY at most:
+ROWS_UNDER_WAY = 8  # each row has its own condition, in scalar registers
+SUM_LANES = 8  # threads side by side along a row of sums: a line of 128 bytes
+SUMS_UNDER_WAY = 4  # rows of sums whose loads a thread has under way
 
 
 def steps(p: RMSNormProblem, cfg: GpuConfig):
@@ -30,10 +34,10 @@ def steps(p: RMSNormProblem, cfg: GpuConfig):
 
 def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """dx = rstd (g - x rstd^2 mean(g x)) [+ dsum] with g = dy w, and with cfg.sums the sums of dy x rstd."""
-    given = arguments(k, p, workspace=p.width if p.weight_gradient else 0)
+    given = arguments(k, p, cfg, workspace=p.columns if p.weight_gradient else 0)
     rows = layout(p, cfg)
     tile, one_a_row = k.fragment(rows, streamed=not cfg.held), k.fragment(rows.without(1))
-    here = lambda name, at: given[name].tile((cfg.rows_per_workgroup, p.width), at)
+    here = lambda name, at: given[name].tile((cfg.rows_per_workgroup, p.columns), at)
     names = [n for n in ("x", "dy", "dsum") if n in given]
     fetch = lambda at: tuple(tile.load(here(n, at)) for n in names)
     weight = tile.load(given["weight"]) if p.weight_type else None
@@ -43,7 +47,7 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
         x, dy = read[0].to(f32), read[1].to(f32)
         rstd = one_a_row.load(given["rstd"].tile((cfg.rows_per_workgroup, 1), at)).map(lambda v: v[0])
         g = dy * weight.to(f32) if weight else dy
-        projection = (g * x).sum(axis=1) * rstd * rstd / p.width
+        projection = (g * x).sum(axis=1) * rstd * rstd / p.columns
         dx = (g - x * projection) * rstd
         if p.residual:
             dx = dx + read[2].to(f32)
@@ -53,14 +57,14 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     sums = tile.zeros(f32) if adds_up else ()
     sums = tiles_in_turn(k, cfg, given, fetch, work, sums)
     if adds_up:
-        tile.store(given["workspace"].tile((cfg.rows_per_workgroup, p.width), k.workgroup_id()), sums)
+        tile.store(given["workspace"].tile((cfg.rows_per_workgroup, p.columns), k.workgroup_id()), sums)
 
 
 def weight_terms(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """The sums over each part's rows of dy x rstd, a block of columns a workgroup."""
-    given = arguments(k, p, workspace=p.width if p.weight_gradient else 0)
-    block, deep = cfg.workgroup_size * cfg.vector, UNDER_WAY // cfg.vector
-    k.grid = ((Extent(p.width, block),), (Extent("parts"),))
+    given = arguments(k, p, cfg, workspace=p.columns if p.weight_gradient else 0)
+    block, deep = cfg.workgroup_size * cfg.vector, min(ROWS_UNDER_WAY, UNDER_WAY // cfg.vector)
+    k.grid = ((Extent(p.columns, block),), (Extent("parts"),))
     rows = ThreadValues(
         (deep, block), (Mode(cfg.workgroup_size, 1, cfg.vector),), Mode(cfg.vector, 1, 1), (Mode(deep, 0, 1),)
     )
@@ -79,25 +83,25 @@ def weight_terms(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 
 def column_sums(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """dweight: the sums of all parts, column by column, in a fixed order."""
-    given = arguments(k, p, workspace=p.width if p.weight_gradient else 0)
-    vector = min(cfg.vector, k.target.vector_bytes // f32.bytes)
-    across, down = SUM_LANES, cfg.workgroup_size // SUM_LANES
-    block = across * vector
-    k.grid = ((Extent(p.width, block),),)
+    given = arguments(k, p, cfg, workspace=p.columns)
+    vector = gcd(k.target.vector_bytes // f32.bytes, p.columns)
+    across, down = SUM_LANES, max(1, cfg.workgroup_size // SUM_LANES)
+    block, deep = across * vector, down * SUMS_UNDER_WAY
+    k.grid = ((Extent(p.columns, block),),)
     slots = given["parts"] * cfg.slots
-    rows = ThreadValues((down, block), (Mode(across, 1, vector), Mode(down, 0, 1)), Mode(vector, 1, 1))
+    threads = (Mode(across, 1, vector), Mode(down, 0, 1))
+    rows = ThreadValues((deep, block), threads, Mode(vector, 1, 1), (Mode(SUMS_UNDER_WAY, 0, down),))
     tile, one_a_column = k.fragment(rows), k.fragment(rows.without(0))
     column = k.workgroup_id()
-    workspace = replace(given["workspace"], shape=(slots, p.width))
+    workspace = replace(given["workspace"], shape=(slots, p.columns))
 
-    @k.loop(0, ((slots + (down - 1)) // down).to(i32), carry=tile.zeros(f32))
+    @k.loop(0, ((slots + (deep - 1)) // deep).to(i32), carry=tile.zeros(f32))
     def sums(at, sums):
-        return sums + tile.load(workspace.tile((down, block), at, column))
+        return sums + tile.load(workspace.tile((deep, block), at, column))
 
     total = sums.sum(axis=0).to(p.weight_type)
 
     @k.when(k.thread < across)
     def _():
-        one_a_column.store(
-            replace(given["dweight"], shape=(1, p.width), stride=(0, 1)).tile((1, block), 0, column), total
-        )
+        dweight = replace(given["dweight"], shape=(1, p.columns), stride=(0, 1), multiple=())
+        one_a_column.store(dweight.tile((1, block), 0, column), total)

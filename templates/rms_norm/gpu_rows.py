@@ -9,31 +9,31 @@ from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i32, i64
 from flykernels.lang import Global, Kernel, Mode, ThreadValues, minimum
 
-from .arguments import pointers, scalar_types
+from .arguments import element_type, pointers, scalar_types
 from .config import GpuConfig
 from .problem import VECTOR_BYTES, RMSNormProblem
 
 MANY = 1 << 30  # rows of workspace: more than there can be workgroups, so that nothing of it is masked
 
 
-def arguments(k: Kernel, p: RMSNormProblem, workspace: int = 0) -> dict:
+def arguments(k: Kernel, p: RMSNormProblem, cfg: GpuConfig, workspace: int = 0) -> dict:
     """The arguments by name. x, y and their like are (rows, width); rstd is (rows, 1).
 
     workspace: if not 0, rows of so many f32."""
-    kinds = {"weight": p.weight_type, "dweight": p.weight_type}
     memory = {}
     for name in pointers(p):
+        kind = element_type(p, name)
         if name == "rstd":
-            memory[name] = Global(f32, ("rows", 1), (1, 1), alignment=f32.bytes)
-        elif name in kinds:
-            least = kinds[name].bytes
-            memory[name] = Global(kinds[name], (p.width,), alignment=max(least, p.align if name == "weight" else 16))
+            memory[name] = Global(kind, ("rows", 1), (1, 1), alignment=kind.bytes)
+        elif name in ("weight", "dweight"):
+            alignment = p.align if name == "weight" else VECTOR_BYTES
+            memory[name] = Global(kind, (p.columns,), alignment=max(kind.bytes, alignment))
         elif f"{name}_row" in scalar_types(p):
-            multiple = p.align // p.type.bytes
-            rows = ("rows", p.width), (f"{name}_row", 1)
-            memory[name] = Global(p.type, *rows, alignment=p.align, stride_multiple=multiple)
+            rows, multiple = (("rows", p.columns), (f"{name}_row", 1)), p.align // kind.bytes
+            memory[name] = Global(kind, *rows, alignment=p.align, stride_multiple=multiple)
         else:
-            memory[name] = Global(p.type, ("rows", p.width))
+            memory[name] = Global(kind, ("rows", p.columns))
+    k.of_target.beside = cfg.beside
     more = {"workspace": Global(f32, (MANY, workspace))} if workspace else {}
     order = memory | scalar_types(p) | more
     return dict(zip(order, k.args(**order)))
@@ -43,10 +43,10 @@ def layout(p: RMSNormProblem, cfg: GpuConfig) -> ThreadValues:
     """Who holds what of a (rows_per_workgroup, width) tile: each row in vectors dealt out to its threads in turn."""
     span = cfg.threads_per_row * cfg.vector  # elements of a row that its threads hold in one piece
     return ThreadValues(
-        (cfg.rows_per_workgroup, p.width),
+        (cfg.rows_per_workgroup, p.columns),
         threads=(Mode(cfg.threads_per_row, 1, cfg.vector), Mode(cfg.rows_per_workgroup, 0, 1)),
         vector=Mode(cfg.vector, 1, 1),
-        pieces=(Mode(ceil(p.width / span), 1, span),),
+        pieces=(Mode(ceil(p.columns / span), 1, span),),
     )
 
 

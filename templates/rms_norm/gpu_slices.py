@@ -37,10 +37,10 @@ def slice_scaled(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     x = tile.load(here("sum" if p.residual else "x")).to(f32)
     weight = tile.load(given["weight"].tile((tile.layout.tile[1],), number)) if p.weight_type else None
     squares = given["workspace"].get(row, 0, width=counted(p, cfg)).fold(lambda a, b: a + b)
-    rstd = rsqrt(squares / p.width + given["eps"].bitcast(f32))
+    rstd = rsqrt(squares / p.columns + given["eps"].bitcast(f32))
     if p.rstd:
 
-        @k.when(k.thread.equals(0) & number.equals(0))
+        @k.when((k.thread + number).equals(0))
         def _():
             given["rstd"].put(rstd, row, 0)
 
@@ -49,8 +49,9 @@ def slice_scaled(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 
 
 def slices(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
-    """(arguments, how a slice is held, argument's name -> this workgroup's slice of it, (row, number of the slice))."""
-    given, long, span = arguments(k, p, workspace=counted(p, cfg)), length(p, cfg), cfg.threads_per_row * cfg.vector
+    """(arguments, how a slice is held, name -> this workgroup's slice of it, (row, number of the slice))."""
+    given = arguments(k, p, cfg, workspace=counted(p, cfg))
+    long, span = length(p, cfg), cfg.threads_per_row * cfg.vector
     threads = (Mode(cfg.threads_per_row, 1, cfg.vector),)
     tile = k.fragment(ThreadValues((1, long), threads, Mode(cfg.vector, 1, 1), (Mode(long // span, 1, span),)))
     k.grid = ((Extent(counted(p, cfg)), Extent("rows")),)
@@ -61,9 +62,9 @@ def slices(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 def length(p: RMSNormProblem, cfg: GpuConfig) -> int:
     """Elements of a slice: whole vectors of all threads."""
     span = cfg.threads_per_row * cfg.vector
-    return span * ceil(p.width / (span * cfg.slices))
+    return span * ceil(p.columns / (span * cfg.slices))
 
 
 def counted(p: RMSNormProblem, cfg: GpuConfig) -> int:
     """Slices of a row: as many as asked for, or fewer where that would leave some empty."""
-    return ceil(p.width / length(p, cfg))
+    return ceil(p.columns / length(p, cfg))

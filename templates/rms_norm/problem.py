@@ -1,12 +1,12 @@
 """What an RMSNorm is asked to do: everything a kernel is specialised for, and nothing else.
 
 Forward, row by row:   y = x rstd w   with   rstd = 1 / sqrt(mean(x^2) + eps),   or of x + residual, which is also left.
-Backward:              dx = rstd (g - x rstd^2 mean(g x)) [+ dsum]   with   g = dy w,   and dw = sum over rows of dy x rstd.
+Backward:              dx = rstd (g - x rstd^2 mean(g x)) [+ dsum]   with   g = dy w,   dw = sum over rows of dy x rstd.
 
-The dtypes are ATen's (aten::rms_norm, aten::_fused_rms_norm): y, sum and dx have x's type, dw the weight's, rstd is f32.
-All arithmetic is in f32 and each result is rounded once; x + residual is rounded to x's type before it is normalised, as
-`x + residual` by itself would be. eps=None means float32's epsilon, 2**-23, whatever the type of x: ATen takes it from
-the type that it computes in (see `eps_or_default`).
+The dtypes are ATen's (aten::rms_norm, aten::_fused_rms_norm): y, sum and dx have x's type, dw the weight's, rstd is
+f32. All arithmetic is in f32 and each result is rounded once; x + residual is rounded to x's type before it is
+normalised, as `x + residual` by itself would be. eps=None means float32's epsilon, 2**-23, whatever the type of x: ATen
+takes it from the type that it computes in (see `eps_or_default`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def eps_or_default(eps: float | None) -> float:
 class RMSNormProblem:
     """RMSNorm over rows of `width` elements; how many rows there are and how far apart are run-time arguments.
 
-    width            elements of a row (the product of normalized_shape), 1 to 262144; None: a run-time argument, on x86
-                     only: there one kernel serves all widths, while a GPU holds rows in registers, a fixed number
+    width            elements of a row (the product of normalized_shape), 1 to 262144; None, on x86 only: a run-time
+                     argument. There one kernel serves all widths; a GPU holds rows in registers, a fixed number
     dtype            of x, y, residual, sum, dy, dsum and dx: "f32", "bf16" or "f16"
     weight_dtype     of weight and dweight: "f32", "bf16" or "f16"; "none" without a weight
     direction        "forward" or "backward"
     residual         forward: x + residual is normalised, and left as `sum`.
-                     backward: the gradient `dsum` of that sum is added to dx (which is then x's and residual's gradient)
+                     backward: the gradient `dsum` of that sum is added to dx, which is then x's and residual's
     rstd             forward only: rstd of each row is left too, for the backward pass, which always reads it
-    weight_gradient  backward only: dweight is computed, in an order that depends on `parts` alone, never on timing
+    weight_gradient  backward only: dweight is computed, in an order that depends on `parts` alone, not on timing
     align            bytes that every input's pointer and row stride is a multiple of: a power of two from an element's
                      size to 16. Results are dense, and start at multiples of 16 bytes
     rows_hint        the rows that tuning is done for; says nothing about correctness
@@ -69,10 +69,16 @@ class RMSNormProblem:
         return self.direction == "backward"
 
     @property
+    def columns(self) -> int:
+        """The width where it is known, as on a GPU it must be."""
+        if self.width is None:
+            raise ValueError(f"{self}: the width is a run-time argument")
+        return self.width
+
+    @property
     def widest_vector(self) -> int:
-        """Elements that may move together on a GPU: as all rows' starts are aligned, those of dense results included."""
-        assert self.width is not None
-        return gcd(self.align, self.width * self.type.bytes, VECTOR_BYTES) // self.type.bytes
+        """Elements that may move together on a GPU: as all rows' starts are aligned, also those of dense results."""
+        return gcd(self.align, self.columns * self.type.bytes, VECTOR_BYTES) // self.type.bytes
 
     def why_not(self, target) -> str | None:
         """Why no kernel of this template serves the problem on `target`, in words; None if one does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from flykernels.dtypes import f32
@@ -10,12 +11,17 @@ from templates.gemm.space import Candidate, Dropped, Space
 from .config import GpuConfig, X86Config
 from .problem import RMSNormProblem
 
-WORKGROUP = 256  # threads of a workgroup where rows are narrow: 4 waves of gfx950's, 8 warps
-PIECES = (2, 4, 1, 8)  # vectors of a row that a thread holds: more hide latency, fewer leave room for more waves
-FEW_ROWS = 1.0  # rows a compute unit: with fewer, a row's time is what counts, and more threads share it
-OTHER_REGISTERS = 24  # addresses, sums, the vector that is being worked on
-STREAMED_PIECES = 4  # vectors a thread and turn, where rows are read twice
-SLICE_BYTES = 32 * 1024  # of a row, at least: what one workgroup reads in about the time of a launch
+# What follows was read off a sweep of all widths from 512 to 16384 on an H200; AMD's chip has the same shape.
+WORKGROUP_LEAST = 128  # threads: where rows are narrow, several share a workgroup
+THREADS_A_ROW = 256  # with fewer a row takes long, with more they wait for each other
+VECTORS_LEAST, VECTORS_MOST = 2, 8  # of a row that a thread holds, where threads can be chosen so
+STAY_AHEAD, STAY = 4, 2  # workgroups that stay fill a 4th of the wave slots where they fetch ahead, half where not
+CACHED_BYTES = 32 << 20  # of x, at most, for which workgroups that stay are the first guess: x and y in an L2 of 50 MB
+FEW_ROWS = 1.0  # rows a compute unit: with fewer, units idle
+OTHER_REGISTERS, STREAMED_REGISTERS = 15, 48  # addresses, sums, the vector that is being worked on
+STREAMED_VECTORS = 4  # a thread, where rows are read twice
+SLICE_BYTES = 8 * 1024  # of a row, at least: less is read in a fraction of a launch's time
+SLICED_FROM = 128 * 1024  # bytes of a row: one workgroup reads this in about the time of a launch
 
 
 def configurations(problem: RMSNormProblem, target) -> Space:
@@ -32,73 +38,96 @@ def configurations(problem: RMSNormProblem, target) -> Space:
 
 
 def registers(p: RMSNormProblem, cfg: GpuConfig) -> int:
-    """What a thread needs, about: rows in f32, the weight as stored, what is fetched ahead, the weight's sums and terms."""
+    """What a thread needs, about: rows in f32; where workgroups stay the weight and what is fetched ahead; sums."""
     if not cfg.held:
-        return OTHER_REGISTERS
-    elements = ceil(p.width / (cfg.threads_per_row * cfg.vector)) * cfg.vector
+        return STREAMED_REGISTERS
+    elements = ceil(p.columns / (cfg.slices * cfg.threads_per_row * cfg.vector)) * cfg.vector
     words = lambda kind: max(1, elements * kind.bytes // f32.bytes)
     rows_read = 1 + p.backward + p.residual
     ahead = rows_read * words(p.type) if cfg.parts and cfg.ahead else 0
+    weight = words(p.weight_type) if p.weight_type and cfg.parts else 0
     sums = 2 * elements if p.weight_gradient and cfg.sums else 0
-    weight = words(p.weight_type) if p.weight_type else 0
-    return OTHER_REGISTERS + rows_read * elements + ahead + sums + weight
+    return OTHER_REGISTERS + elements // 16 + rows_read * elements + ahead + weight + sums
+
+
+def fitting(p: RMSNormProblem, cfg: GpuConfig, limits) -> int:
+    """Workgroups that a compute unit has registers for; 0 if not even for one."""
+    return limits.waves_with(registers(p, cfg)) * limits.simds * limits.lanes // cfg.workgroup_size
 
 
 def _gpu(p: RMSNormProblem, target) -> Space:
-    """Rows held by few or many threads; where no registers hold them, or few wide rows leave units idle, otherwise."""
+    """Rows held in registers; read twice where none hold them; in slices where few wide rows leave units idle."""
     space, limits = Space(), target.limits
     few = p.rows_hint < FEW_ROWS * limits.compute_units
-    for config in _held(p, limits, few):
-        waves = limits.waves_with(registers(p, config)) * limits.simds
-        needed = config.workgroup_size // limits.lanes
-        way = _words(p, config)
-        if waves < needed:
-            why = f"{way}: {needed} waves with {registers(p, config)} registers each, and {waves} fit"
-            space.dropped.append(Dropped(config, why))
-        elif all(c.config != config for c in space.kept):
-            space.kept.append(Candidate(config, way))
-    sliced = list(_sliced(p, limits)) if few and not p.backward else []
-    space.kept = [*sliced, *space.kept] if not space.kept else [*space.kept, *sliced]
-    if all(c.config.slices > 1 for c in space.kept):
-        threads = min(_power_of_two(ceil(p.width / (p.widest_vector * STREAMED_PIECES))), limits.max_workgroup)
-        for parts in _parts(p, limits, threads, few):
-            config = GpuConfig(threads, max(1, WORKGROUP // threads), p.widest_vector, held=False, parts=parts)
+    for config in _held(p, limits):
+        fit = fitting(p, config, limits)
+        if not fit:
+            why = f"{config.workgroup_size} threads with {registers(p, config)} registers each do not fit on a unit"
+            space.dropped.append(Dropped(config, f"{_words(p, config)}: {why}"))
+            continue
+        if target.name == "sm90a" and not few:  # with few rows, loads in flight count for more than workgroups
+            stay = config.parts // limits.compute_units
+            config = replace(config, beside=min(fit, stay or fit))
+        if all(c.config != config for c in space.kept):
+            space.kept.append(Candidate(config, _words(p, config)))
+    if not space.kept:
+        threads = min(_power_of_two(ceil(p.columns / (p.widest_vector * STREAMED_VECTORS))), limits.max_workgroup)
+        for parts in dict.fromkeys(_parts(p, limits, threads)):
+            config = GpuConfig(threads, max(1, WORKGROUP_LEAST // threads), p.widest_vector, held=False, parts=parts)
             space.kept.append(Candidate(config, f"no registers hold rows of {p.width}: they are read twice"))
+    space.kept = [*_sliced(p, limits), *space.kept]
     return space
 
 
-def _held(p: RMSNormProblem, limits, few: bool):
+def _held(p: RMSNormProblem, limits):
     """Configurations with rows in registers, best guess first."""
     vector = p.widest_vector
-    for pieces in sorted(PIECES) if few else PIECES:
-        threads = min(_power_of_two(ceil(p.width / (vector * pieces))), limits.max_workgroup)
-        rows = max(1, WORKGROUP // threads)
-        for parts in _parts(p, limits, threads * rows, few):
-            for sums, ahead in ((True, True), (True, False), (False, False)) if p.weight_gradient else ((False, True),):
-                yield GpuConfig(threads, rows, vector, parts=parts, ahead=ahead and parts > 0, sums=sums)
+    most, least = (_power_of_two(ceil(p.columns / (vector * n))) for n in (VECTORS_LEAST, VECTORS_MOST))
+    best = min(max(least, min(THREADS_A_ROW, most)), limits.max_workgroup)
+    for threads in dict.fromkeys((best, min(2 * best, limits.max_workgroup), max(1, best // 2))):
+        rows = max(1, WORKGROUP_LEAST // threads)
+        for parts in _parts(p, limits, threads * rows):
+            ahead = parts == _resident(limits, threads * rows, STAY_AHEAD)
+            yield GpuConfig(threads, rows, vector, parts=parts, ahead=ahead, sums=p.weight_gradient)
+            if p.weight_gradient and not ahead:
+                yield GpuConfig(threads, rows, vector, parts=parts, ahead=False)
 
 
 def _sliced(p: RMSNormProblem, limits):
-    """Rows cut into slices so that all compute units have one."""
-    slices = min(p.width * p.type.bytes // SLICE_BYTES, limits.compute_units // p.rows_hint)
-    if slices > 1:
-        threads = min(_power_of_two(ceil(p.width / (slices * p.widest_vector))), limits.max_workgroup)
-        config = GpuConfig(threads, 1, p.widest_vector, slices=slices)
-        yield Candidate(config, f"{p.rows_hint} rows would leave units idle: {slices} workgroups share each")
+    """Rows cut into slices so that all compute units have one, and registers hold it."""
+    row = p.columns * p.type.bytes
+    slices = min(row // SLICE_BYTES, limits.compute_units // p.rows_hint)
+    if slices < 2 or row < SLICED_FROM or p.backward:
+        return
+    for n in (slices, 2 * slices, 4 * slices):
+        threads = min(_power_of_two(ceil(p.columns / (n * p.widest_vector))), limits.max_workgroup)
+        config = GpuConfig(max(threads, limits.lanes), 1, p.widest_vector, slices=n)
+        if fitting(p, config, limits):
+            yield Candidate(config, f"{p.rows_hint} rows would leave units idle: {n} workgroups share each")
+            return
+
+
+def _parts(p: RMSNormProblem, limits, workgroup: int) -> tuple[int, ...]:
+    """Choices of `parts`: one workgroup a tile, or as many as stay."""
+    stay = tuple(_resident(limits, workgroup, share) for share in (STAY_AHEAD, STAY))
+    if p.backward:
+        return stay
+    if p.rows_hint < FEW_ROWS * limits.compute_units:
+        return (0,)
+    cached = p.rows_hint * p.columns * p.type.bytes <= CACHED_BYTES
+    return (*stay, 0) if cached else (0, *stay)
+
+
+def _resident(limits, workgroup: int, share: int) -> int:
+    """Workgroups that fill 1 / share of the device's wave slots, at least one on each unit."""
+    slots = limits.lanes * limits.simds * limits.max_waves
+    return max(1, slots // (workgroup * share)) * limits.compute_units
 
 
 def _words(p: RMSNormProblem, cfg: GpuConfig) -> str:
-    vectors = ceil(p.width / (cfg.threads_per_row * cfg.vector))
+    vectors = ceil(p.columns / (cfg.threads_per_row * cfg.vector))
     stay = f", {cfg.parts} workgroups that stay{' and fetch ahead' if cfg.ahead else ''}" if cfg.parts else ""
     return f"{vectors} vectors a thread, {cfg.threads_per_row} threads a row{stay}"
-
-
-def _parts(p: RMSNormProblem, limits, workgroup: int, few: bool) -> tuple[int, ...]:
-    """Choices of `parts`: one workgroup a tile, or as many as half fill the device with waves, which stay."""
-    resident = max(1, limits.lanes * limits.simds * limits.max_waves // workgroup // 2) * limits.compute_units
-    if p.backward:
-        return (resident,)
-    return (0,) if few else (0, resident)
 
 
 def _power_of_two(n: int) -> int:

@@ -1,4 +1,4 @@
-"""RMSNorm on a CPU: one thread a run of rows; of each row first the sum of squares, then, from the cache, the result."""
+"""RMSNorm on a CPU: each thread a run of rows; of a row first the sum of squares, then, from the cache, the result."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from flykernels.lang.values import constant
 from . import x86_backward
 from .config import X86Config
 from .problem import RMSNormProblem
-from .x86_rows import Units, arguments, line, share, spread, together
+from .x86_rows import Units, arguments, drain, large, line, share, spread, together
 
 
-def steps(p: RMSNormProblem, cfg: X86Config):
+def steps(p: RMSNormProblem):
     """The kernels that are launched in turn."""
     return x86_backward.steps(p) if p.backward else (rms_norm,)
 
@@ -20,11 +20,12 @@ def steps(p: RMSNormProblem, cfg: X86Config):
 def rms_norm(k: Kernel, p: RMSNormProblem, cfg: X86Config):
     """y = x rstd w, or of x + residual, which is left as well; arguments as in arguments.py."""
     given = arguments(k, p)
-    width, rows = given["width"], given["rows"]
+    width = given["width"]
     units = Units(k, [t for t in (p.type, p.weight_type) if t], clean=True)
     count = width.to(f32)  # exact: widths are below 2**24
     eps = given["eps"].bitcast(f32)
     first, end = share(k, given)
+    past_caches = large(given["y"], given["rows"], width)
 
     @k.loop(first, end)
     def _(row):
@@ -52,11 +53,11 @@ def rms_norm(k: Kernel, p: RMSNormProblem, cfg: X86Config):
         if p.rstd:
             given["rstd"].put(rstd, row)
 
-        def scale(at, _, keep, n):
+        def scale(at, past_caches):
             v = [a * rstd for a in units.read(total, at)]
             if p.weight_type:
                 v = [a * w for a, w in zip(v, units.read(given["weight"], at))]
-            units.write(y, at, v)
+            units.write(y, at, v, past_caches)
             return ()
 
         def scale_one(at, _):
@@ -64,4 +65,7 @@ def rms_norm(k: Kernel, p: RMSNormProblem, cfg: X86Config):
             y.put((v * given["weight"].get(at).to(f32) if p.weight_type else v).to(p.type), at)
             return ()
 
-        units.visit(width, cfg.unroll, scale, scale_one)
+        scaled = lambda past: units.visit(width, cfg.unroll, lambda at, *_: scale(at, past), scale_one)
+        k.branch(past_caches, lambda: scaled(True), lambda: scaled(False))
+
+    drain(k, past_caches)

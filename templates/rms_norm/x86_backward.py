@@ -1,6 +1,6 @@
 """RMSNorm's gradients on a CPU: of each row first mean(g x), then dx, and the row's terms of the weight's gradient.
 
-Each thread adds up the terms of its rows, in order, in a row of workspace; a second launch adds those rows, in order."""
+Each thread adds up the terms of its rows, in order, in a row of workspace; a second launch adds those, in order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from flykernels.dtypes import f32, i64
 from flykernels.lang import Kernel
 from flykernels.lang.values import constant
 
+from .arguments import element_type
 from .config import X86Config
 from .problem import RMSNormProblem
-from .x86_rows import Units, arguments, line, share, spread, together
+from .x86_rows import Units, arguments, drain, large, line, share, spread, together
 
 
 def steps(p: RMSNormProblem):
@@ -22,8 +23,10 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: X86Config):
     """dx = rstd (g - x rstd^2 mean(g x)) [+ dsum] with g = dy w, and each part's sums of dy x rstd."""
     given = arguments(k, p, *(["workspace"] if p.weight_gradient else []))
     width, weight = given["width"], given.get("weight")
-    units = Units(k, [p.type, *([p.weight_type] if weight else []), *([f32] if p.weight_gradient else [])], clean=False)
+    along = [p.type, *([element_type(p, "weight")] if weight else []), *([f32] if p.weight_gradient else [])]
+    units = Units(k, along, clean=False)
     first, end = share(k, given)
+    past_caches = large(given["dx"], given["rows"], width)
     sums = line(given["workspace"], k.workgroup_id().to(i64), width) if p.weight_gradient else None
     zero = constant(0, f32, units.lanes)
     weighted = lambda dy, at: [a * b for a, b in zip(dy, units.read(weight, at))] if weight else dy
@@ -50,12 +53,12 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: X86Config):
         total = units.visit(width, cfg.unroll, project, project_one, (zero,) * (cfg.unroll * units.vectors))
         projection = together(total) * rstd * rstd / width.to(f32)
 
-        def gradient(at, _, keep, n):
+        def gradient(at, keep, past_caches):
             here, there = units.read(x, at), units.read(dy, at)
             out = [(g - a * projection) * rstd for g, a in zip(weighted(there, at), here)]
             if dsum is not None:
                 out = [a + b for a, b in zip(out, units.read(dsum, at))]
-            units.write(dx, at, out)
+            units.write(dx, at, out, past_caches)
             if sums is not None:
                 terms = keep([b * a * rstd for a, b in zip(here, there)])
                 units.write(sums, at, [s + t for s, t in zip(units.read(sums, at), terms)])
@@ -69,14 +72,19 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: X86Config):
                 sums.put(sums.get(at) + there * here * rstd, at)
             return ()
 
-        units.visit(width, cfg.unroll, gradient, gradient_one)
+        derived = lambda past: units.visit(
+            width, cfg.unroll, lambda at, _, keep, n: gradient(at, keep, past), gradient_one
+        )
+        k.branch(past_caches, lambda: derived(True), lambda: derived(False))
+
+    drain(k, past_caches)
 
 
 def column_sums(k: Kernel, p: RMSNormProblem, cfg: X86Config):
     """dweight: the sums of all parts, each thread a run of columns."""
     given = arguments(k, p, "workspace")
     width, parts = given["width"], given["parts"]
-    units = Units(k, [f32, p.weight_type])
+    units = Units(k, [f32, element_type(p, "dweight")])
     first, end = share(k, given, of="width")
     columns, dweight = given["workspace"].at(first), given["dweight"].at(first)
 

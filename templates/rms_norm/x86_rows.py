@@ -1,8 +1,8 @@
 """How a CPU goes along a row: vectors of f32, whatever the elements' types, and the ends of rows.
 
-Elements come in units. Where all operands are bf16, a unit is twice as many as a vector holds, taken apart into those at
-even and at odd places: that is one shift or mask each way, where neighbours would need shuffles. Otherwise a unit is a
-vector's elements in order.
+Elements come in units. Where all operands are bf16, a unit is twice as many as a vector holds, taken apart into those
+at even and at odd places: that is one shift or mask each way, where neighbours would need shuffles. Otherwise a unit is
+a vector's elements in order.
 
 A row is whole turns of several units, then units, then what is left: a last unit that reaches back over elements that
 have been visited already. Rows shorter than a unit go one element at a time.
@@ -17,11 +17,13 @@ from flykernels.codeobject import Extent
 from flykernels.dtypes import DType, bf16, f32, i32, i64, u32
 from flykernels.lang import Global, Kernel, View, select
 from flykernels.lang.values import Value, constant, mlir_type
-from flykernels.mlir import arith, ir
+from flykernels.mlir import arith, ir, llvm
 
-from .arguments import pointers, scalar_types
+from .arguments import element_type, pointers, scalar_types
 from .problem import RMSNormProblem
 
+LARGE = 16 << 20  # bytes: what is read after this is in memory anyway, unless a cache is larger than most are
+LINE = 64  # bytes of a cache line: as much as any vector
 HALF = 16  # bits of a bf16; an f32 has as many more
 UPPER = 0xFFFF0000 - 2**32  # as a signed 32-bit number
 BELOW_HALF = 0x7FFF  # added to the bits of an f32, rounds ties in bf16 down
@@ -47,13 +49,13 @@ class Units:
         words = row.at(at).recast(u32).get(0, width=self.lanes)
         return [(words << HALF).bitcast(f32, self.lanes), _upper(words).bitcast(f32, self.lanes)]
 
-    def write(self, row: View, at, unit: list[Value]):
-        """Rounds a unit to the row's type and stores it at element `at`."""
+    def write(self, row: View, at, unit: list[Value], past_caches: bool = False):
+        """Rounds a unit to the row's type and stores it at element `at`; past the caches where `large` says so."""
         if not self.paired or row.dtype != bf16:
-            row.put(unit[0].to(row.dtype), at)
+            row.put(unit[0].to(row.dtype), at, past_caches=past_caches)
             return
         even, odd = (self._rounded(v) for v in unit)
-        row.at(at).recast(u32).put((even >> HALF) | _upper(odd), 0)
+        row.at(at).recast(u32).put((even >> HALF) | _upper(odd), 0, past_caches=past_caches)
 
     def round(self, unit: list[Value], dtype: DType) -> list[Value]:
         """What a unit becomes when it is stored in `dtype` and read again."""
@@ -71,11 +73,13 @@ class Units:
 
     # -- along a row
     def visit(self, width: Value, unroll: int, body: Callable, one: Callable, carry=()):
-        """Calls body(at, carry, keep) for all units of a row of `width` (i64) elements, `unroll` of them a turn.
+        """Goes along a row of `width` (i64) elements; returns what was carried last.
 
-        body adds to the carried values and returns them; keep(unit) puts zeros where an element was visited before.
-        carry: a tuple of f32 vectors. unroll: units a turn; body is called with the unit's number in it too.
-        one: one(at, carry) does the same for one element; carried values are then vectors with one element in use."""
+        body  body(at, carried, keep, n) -> carried, for the unit at element `at`, number n of its turn. keep(unit) has
+              zeros where an element was visited before: for what is added up
+        one   one(at, carried) -> carried, for one element of a row that is shorter than a unit
+        unroll  units a turn
+        carry   a tuple of Values, or () if nothing is carried"""
         k, size, turn = self.k, self.size, self.size * unroll
         whole, units = width // turn * turn, width // size * size
         short = width < size
@@ -119,12 +123,27 @@ def _numbers(values) -> Value:
     return Value(arith.constant(kind, ir.Attribute.parse(f"dense<[{text}]> : {kind}")), i32, len(values))
 
 
+# -- results that no cache holds
+def large(memory: View, rows: Value, width: Value) -> Value:
+    """Whether (rows, width) results go past the caches: they are too large for them, and vectors are aligned."""
+    bytes_of_row = width * memory.dtype.bytes
+    address = Value(llvm.ptrtoint(mlir_type(i64), memory.pointer), i64)
+    return ((address | bytes_of_row) & (LINE - 1)).equals(0) & (rows * bytes_of_row >= LARGE)
+
+
+def drain(k: Kernel, some: Value):
+    """What has gone past the caches is in memory before anything that this thread does later."""
+
+    @k.when(some)
+    def _():
+        llvm.fence(llvm.AtomicOrdering.seq_cst)
+
+
 # -- what the kernels share
 def arguments(k: Kernel, p: RMSNormProblem, *more: str) -> dict:
-    """The arguments by name, memory as rows of neighbours; more: names of further pointers to f32."""
-    kinds = {"weight": p.weight_type, "dweight": p.weight_type, "rstd": f32} | dict.fromkeys(more, f32)
-    row = lambda name: kinds.get(name, p.type)
-    memory = {n: Global(row(n), (1,), (1,), alignment=row(n).bytes) for n in (*pointers(p), *more)}
+    """The arguments by name, memory as rows of neighbours; more: further pointers ("workspace")."""
+    kind = lambda name: element_type(p, name)
+    memory = {n: Global(kind(n), (1,), (1,), alignment=kind(n).bytes) for n in (*pointers(p), *more)}
     order = {n: memory[n] for n in pointers(p)} | scalar_types(p) | {n: memory[n] for n in more}
     k.grid = ((Extent("parts"),),)
     return dict(zip(order, k.args(**order)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-FAMILIES = ("scan", "rows", "block", "select")
+FAMILIES = ("scan", "rounds", "rows", "block", "select")
 LAUNCH_ONLY = ("parts", "threads")  # arguments of a launch: no part of the code
 
 
@@ -13,13 +13,14 @@ class TopKConfig:
     """How a kernel divides the work. One code object serves all rows, widths up to `most_width` and k up to `most_k`.
 
     family          "scan"    x86: a thread walks a row in chunks
-                    "rows"    GPU: a few lanes hold a row in registers, several rows a wave
+                    "rounds"  GPU: a few lanes hold a row in registers, and look for the best k times
+                    "rows"    GPU: the same, but the lanes' bests tell which elements to rank at all
                     "block"   GPU: a workgroup walks a row in chunks; a threshold from the maxima of groups
                     "select"  GPU: the same, with a threshold from a radix selection: for large k
     most_k          largest k
     most_width      largest width; 0: any
     workgroup_size  threads of a workgroup (x86: 1)
-    lanes           that share a row ("rows")
+    lanes           that share a row ("rounds", "rows")
     elements        a thread holds of a row, or of a chunk of it
     resident        workgroups that shall fit on a compute unit: registers are limited for it (sm_90a)
     split           a row may be given to `parts` workgroups, the last of which merges: needs a workspace

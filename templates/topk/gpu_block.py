@@ -10,55 +10,31 @@ Elements come in the order of their positions, chunk by chunk, so that one equal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import reduce
-
 from flykernels.codeobject import Extent
-from flykernels.dtypes import f32, i64
-from flykernels.lang import Kernel, Tally, Value, View, atomic, constant, maximum, minimum, select, u32, u64
-from flykernels.lang.memory import advance
-from flykernels.layout import Layout
+from flykernels.dtypes import f32
+from flykernels.lang import Kernel, Value, maximum, minimum, select, u32
 
 from .access import Given, vector_of, write_result
-from .arguments import COUNTERS, slot_bytes
 from .config import TopKConfig
-from .gpu_board import Board
-from .gpu_search import Searches, Threshold, number, over, reaches
-from .order import ALL, Order, entry, key_of
+from .gpu_merge import merge
+from .gpu_search import number, over, reaches
+from .gpu_shared import Shared
+from .order import ALL, Order, entry, one, tree
 from .problem import TopKProblem
 
-MERGED = 4  # candidates of other workgroups that a thread takes up at a time
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """How many candidates there may be."""
-
-    config: TopKConfig
-
-    def most(self, k):
-        """That a search leaves, of k wanted: the wider, the sooner it ends."""
-        return k + k // 4 + 4
-
-    def kept(self, k):
-        """That lie on the board between chunks: the more, the less often it is cut."""
-        return 4 * k + 192 if self.config.family == "block" else self.most(k)
-
-    @property
-    def capacity(self) -> int:
-        c = self.config
-        threads = min(self.most(c.most_k), c.workgroup_size)  # that add from one chunk: a search sees to it
-        more = max(threads * c.elements, MERGED * c.workgroup_size if c.split else 0)
-        sorted_ = 1 << (c.most_k - 1).bit_length() if c.family == "select" else 0
-        return max(self.kept(c.most_k) + more, sorted_)
+def best_of(k: Kernel, order: Order, vectors: list[Value]) -> Value:
+    """The best of a thread's elements, as f32: compared as they are where the target compares pairs of that type."""
+    if vectors[0].dtype not in k.target.packed_maximum:
+        return tree(order.better, [v[j].to(f32) for v in vectors for j in range(v.width or 1)])
+    return tree(order.better, vectors).fold(order.better).to(f32)
 
 
 def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     k.of_target.beside = cfg.resident
-    given, order, sizes = Given.declare(k, p, cfg), Order(p.largest), Sizes(cfg)
+    given, order = Given.declare(k, p, cfg), Order(p.largest)
     k.grid = ((Extent("rows"), *((Extent("parts"),) if cfg.split else ())),)
     width, want = given["width"].to(u32), given["k"].to(u32)
-    most, kept = sizes.most(want), sizes.kept(want)
     vector, threads, thread = vector_of(p), cfg.workgroup_size, k.thread.to(u32)
     chunk = threads * cfg.elements
 
@@ -73,10 +49,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         span = (width + (parts * chunk - 1)) // (parts * chunk) * chunk
         begin = minimum(part * span, vectors)
         end = minimum(begin + span, vectors)
-    board, searches, hits = Board(k, sizes.capacity), Searches(k, 4), Tally(k, u32)
-    threshold, recut = Threshold(searches[0], searches[1]), Threshold(searches[2], searches[3])
-    board.empty()
-    hits.clear()
+    shared = Shared(k, cfg, want)
+    shared.begin()
     place = lambda c: (thread + c * threads) * vector  # of this thread's vector c in a chunk
 
     def fetch(base: Value) -> tuple[Value, ...]:
@@ -86,46 +60,57 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         inside = [first, *(select(a < end, a, first) for a in at[1:])]
         return tuple(x.read(a, vector if vector > 1 else None) for a in inside)
 
-    def take(elements: list[Value], positions: list[Value], present: list[Value], floor: Value, slot: Value):
-        """Considers one f32 each for all threads, a list of them; the new floor. slot: of the tally of hits."""
-        best = reduce(order.better, elements)
+    def take(vectors: list[Value], places: list[Value], present: list[Value], floor: Value, slot: Value):
+        """Considers some vectors for all threads; the new floor. slot: of the tally of hits.
+
+        places: positions of the vectors' first elements. present: whether there is such a vector."""
+        best = best_of(k, order, vectors)
         unknown = floor < 2  # fewer than k numbers so far: all count
         hit = (order.may_beat(best, order.value(floor)) | unknown) & present[0] & (floor < ALL)
-        searches.clear()
-        n = hits.count(hit, slot)
+        shared.searches.clear()
+        n = shared.hits.count(hit, slot)
+
+        def each():
+            """(element as f32, position, whether it is there)"""
+            for v, at, here in zip(vectors, places, present):
+                for j in range(v.width or 1):
+                    yield v[j].to(f32), at + j, here
 
         @k.when(n > 0, carry=floor)
         def floor(floor):
-            keys = lambda: [select(here, order.key(v), number(0)) for v, here in zip(elements, present)]
-
             def ties(limit):
                 """The first of this thread's elements with that key."""
                 found = number(0)
-                for key, at in zip(keys(), positions):
-                    found = maximum(found, select(key.equals(limit), at ^ ALL, number(0)))
+                for v, at, here in each():
+                    found = maximum(found, select(order.key(v).equals(limit) & here, at ^ ALL, number(0)))
                 return over([found])
 
-            @k.when(n > most, carry=(floor, number(ALL)))
+            @k.when(n > shared.most, carry=(floor, number(ALL)))
             def limits(_):
                 mine = select(hit, order.key(best), number(0))
-                return threshold(over([mine]), threads + 1, want, most, ties)
+                return shared.raised(over([mine]), threads + 1, want, shared.most, ties)
 
             limit, position = limits
 
             @k.when(hit)
             def _():
-                entries = [entry(key, at) for key, at in zip(keys(), positions)]
-                board.add(entries, [reaches(key, at ^ ALL, limit, position) for key, at in zip(keys(), positions)])
+                bound = order.value(limit + one(position.equals(ALL)))  # equal ones are out: from the next number on
+                for v, at, here in each():
+
+                    @k.when(order.not_worse(v, bound))
+                    def _():
+                        key = order.key(v)
+                        shared.board.add(entry(key, at), here & reaches(key, at ^ ALL, limit, position))
 
             k.barrier()
 
-            @k.when(board.count > kept, carry=limit)
+            @k.when(shared.board.count > shared.kept, carry=limit)
             def limit(limit):
-                return maximum(limit, board.cut(recut, want, most)[0])
+                return maximum(limit, shared.cut()[0])
 
             return limit
 
-        return floor, hits.next_slot(slot)
+        return floor, shared.hits.next_slot(slot)
 
     # main loop: a chunk is in registers while the next one is on its way
     k.barrier()
@@ -134,14 +119,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     def state(s):
         base, loaded, floor, slot = s
         following = fetch(base + chunk)
-        elements, positions, present = [], [], []
-        for c, v in enumerate(loaded):
-            wide = v.to(f32)
-            for j in range(vector):
-                elements.append(wide[j])
-                positions.append(base + place(c) + j)
-                present.append(base + place(c) < end)
-        floor, slot = take(elements, positions, present, floor, slot)
+        places = [base + place(c) for c in range(len(loaded))]
+        floor, slot = take(list(loaded), places, [at < end for at in places], floor, slot)
         return base + chunk, following, floor, slot
 
     _, _, floor, slot = state
@@ -152,133 +131,15 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         def _():
             at = vectors + thread
             here = at < width
-            take([x.read(select(here, at, number(0))).to(f32)], [at], [here], floor, slot)
+            take([x.read(select(here, at, number(0)))], [at], [here], floor, slot)
 
     # epilogue: the board in order, to the results or to the workgroup that merges
-    def finish(limit: Value, visit):
-        @k.when(board.count > limit)
-        def _():
-            searches.clear()
-            k.barrier()
-            board.cut(recut, want, want if cfg.family == "select" else most)
-
-        (board.sorted if cfg.family == "select" else board.ranked)(visit)
-
-    few = want if cfg.family == "select" else most + most // 2  # up to here ranking costs less than a cut
-
     def to_results(rank, e):
         @k.when(rank < want)
         def _():
             write_result(k, order, x, values, indices, rank, e)
 
-    if not cfg.split:
-        finish(few, to_results)
-        return
-    merge(
-        k,
-        given,
-        cfg,
-        board,
-        searches,
-        recut,
-        hits,
-        (row, part, parts, want, kept),
-        lambda visit: finish(few, visit),
-        to_results,
-    )
-
-
-def merge(
-    k: Kernel,
-    given: Given,
-    cfg: TopKConfig,
-    board: Board,
-    searches: Searches,
-    recut: Threshold,
-    hits: Tally,
-    numbers,
-    finish,
-    to_results,
-):
-    """Each workgroup leaves its k best in the workspace, all firsts before all seconds; the last one of a row takes up
-    the best of them, and stops at the first batch in which nothing is good enough."""
-    row, part, parts, want, kept = numbers
-    k.workspace = (Extent("rows"), Extent("parts"), Extent(slot_bytes(cfg)))
-    workspace, threads, thread = given["workspace"], cfg.workgroup_size, k.thread.to(u32)
-    counter = View(advance(workspace.pointer, row, u32), u32, (1,), (1,))
-    lists = workspace.at((row * parts).to(i64) * cfg.most_k + COUNTERS // u64.bytes)
-
-    @k.when(parts > 1)
-    def _():
-        leave = lambda rank, e: lists.put(e, rank * parts + part)
-
-        def to_lists(rank, e):
-            @k.when(rank < want)
-            def _():
-                leave(rank, e)
-
-        finish(to_lists)
-
-        @k.loop(board.count + thread, want, threads)
-        def _(rank):
-            leave(rank.to(u32), constant(0, u64))
-
-        k.target.publish()
-        k.barrier()
-        last = k.shared(u32, Layout((1,), (1,)))
-
-        @k.when(k.thread.equals(0))
-        def _():
-            last.put(atomic(k, "add", counter, number(1), 0), 0)
-
-        hits.clear()
-        board.empty()
-        k.barrier()
-
-        @k.when(last.get(0).equals(parts - 1))
-        def _():
-            k.target.observe()
-
-            @k.when(k.thread.equals(0))
-            def _():
-                counter.put(number(0), 0)
-
-            nothing = number(0)
-
-            @k.repeat(
-                carry=(number(0), nothing, nothing, nothing, number(1)),
-                going=lambda s: (s[0] < want * parts) & (s[4] > 0),
-            )
-            def _(s):
-                first, limit, position, slot, _ = s
-                mine, wanted = [], []
-                for j in range(MERGED):
-                    at = first + thread + j * threads
-
-                    @k.when(at < want * parts, carry=constant(0, u64))
-                    def e(_):
-                        return lists.get(at)
-
-                    mine.append(e)
-                    wanted.append(reaches(key_of(e), e.to(u32), limit, position) & (key_of(e) > 0))
-                searches.clear()
-                n = hits.count(reduce(lambda a, b: a | b, wanted), slot)
-
-                @k.when(n > 0, carry=(limit, position))
-                def limits(limits):
-                    board.add(mine, wanted)
-                    k.barrier()
-
-                    @k.when(board.count > kept, carry=limits)
-                    def cut(_):
-                        return board.cut(recut, want, Sizes(cfg).most(want))
-
-                    return cut
-
-                return first + MERGED * threads, *limits, hits.next_slot(slot), n
-
-            finish(to_results)
-
-    @k.when(parts.equals(1))
-    def _():
-        finish(to_results)
+    if cfg.split:
+        merge(shared, given["workspace"], row, part, parts, to_results)
+    else:
+        shared.finish(to_results)

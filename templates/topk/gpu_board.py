@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 
-from flykernels.lang import Kernel, Value, atomic, constant, popcount, select, u32, u64
+from flykernels.lang import Kernel, Value, atomic, constant, minimum, select, u32, u64
 from flykernels.layout import Layout
 
 from .gpu_search import Threshold, number, reaches
@@ -13,6 +12,7 @@ from .order import key_of, one
 
 PAIRS = 4  # 16-byte reads in flight while a candidate is ranked
 PAD = 2 * PAIRS
+MOST_SHARERS = 4  # lanes that share the ranking of a candidate
 
 
 class Board:
@@ -34,21 +34,12 @@ class Board:
     def count(self) -> Value:
         return self.counter.get(0)
 
-    def add(self, entries: list[Value], wanted: list[Value]):
-        """This thread's entries where wanted. A barrier must follow."""
-        k, bit = self.k, lambda i: number(1 << i)
-        chosen = reduce(lambda a, b: a | b, [select(w, bit(i), number(0)) for i, w in enumerate(wanted)])
+    def add(self, entry: Value, wanted: Value):
+        """This thread's entry where wanted. A barrier must follow."""
 
-        @k.when(chosen > 0)
+        @self.k.when(wanted)
         def _():
-            place = atomic(k, "add", self.counter, popcount(chosen), 0)
-            for i, e in enumerate(entries):
-
-                @k.when((chosen & bit(i)) > 0)
-                def _():
-                    self.entries.put(e, place)
-
-                place = place + ((chosen >> i) & 1)
+            self.entries.put(entry, atomic(self.k, "add", self.counter, number(1), 0))
 
     def fold(self, read: Callable[[Value], Value], count: Value):
         """The Fold of read(entry) over this thread's share of the candidates."""
@@ -81,28 +72,36 @@ class Board:
                 return self.entries.get(at)
 
             k.barrier()  # what is kept lies where all have read
-            self.add([e], [reaches(key_of(e), complement(e), limit, position) & (key_of(e) > 0)])
+            self.add(e, reaches(key_of(e), complement(e), limit, position) & (key_of(e) > 0))
 
         k.barrier()
         return limit, position
 
     def ranked(self, visit: Callable[[Value, Value], None]):
-        """visit(rank, entry) for all candidates, by the thread that comes upon each: its rank is how many are better.
+        """visit(rank, entry) for all candidates, by one thread each: a rank is how many are better.
 
-        For few: the work is the square of their number."""
-        k, count = self.k, self.count
+        For few: the work is the square of their number. Where there are several threads for each candidate, they share
+        it."""
+        k, count, thread = self.k, self.count, self.k.thread.to(u32)
 
-        @k.when(k.thread < PAD)
+        @k.when(thread < PAD)
         def _():
-            self.entries.put(constant(0, u64), count + k.thread.to(u32))
+            self.entries.put(constant(0, u64), count + thread)
 
+        sharers, helpers = number(1), []  # lanes that share a candidate
+        for n in (2, MOST_SHARERS):
+            sharers = select(count * n <= k.workgroup_size, number(n), sharers)
+            helpers.append(n // 2)
+        lane, turn = thread % k.target.lanes, k.workgroup_size // sharers
+        share = lane % sharers
         k.barrier()
 
-        @k.loop(k.thread, count, k.workgroup_size)
-        def _(i):
-            me = self.entries.get(i)
+        @k.loop((thread - lane) // sharers, count, turn)  # the same for all lanes of a wave
+        def _(first):
+            i = first.to(u32) + lane // sharers
+            me = self.entries.get(minimum(i, count))  # beyond the last: an entry of zeros
 
-            @k.loop(0, count, PAD, carry=number(0))
+            @k.loop(share * PAD, count, sharers * PAD, carry=number(0))
             def rank(j, rank):
                 for pair in range(PAIRS):
                     two = self.entries.at(j + 2 * pair)
@@ -110,7 +109,13 @@ class Board:
                     rank = rank + one(others[0] > me) + one(others[1] > me)
                 return rank
 
-            visit(rank, me)
+            for distance in helpers:
+                least, greatest = k.target.exchange(k, rank, distance)
+                rank = select(sharers > distance, least + greatest, rank)
+
+            @k.when(share.equals(0) & (i < count))
+            def _():
+                visit(rank, me)
 
     def sorted(self, visit: Callable[[Value, Value], None]):
         """visit(rank, entry) for all candidates, after sorting them (Batcher's bitonic network).

@@ -7,17 +7,18 @@ that board: k rounds of looking for the best instead.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import reduce
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, u64
-from flykernels.lang import Kernel, constant, maximum, minimum, over_lanes, select, u32
+from flykernels.lang import Kernel, Value, constant, maximum, minimum, over_lanes, select, u32
 from flykernels.layout import Layout
 
-from .access import Given, vector_of, write_result
+from .access import Given, Row, vector_of, write_result
 from .config import TopKConfig
 from .gpu_search import number
-from .order import ALL, NOBODY, Order, entry, one
+from .order import ALL, NOBODY, Order, entry, one, tree
 from .problem import TopKProblem
 
 QUAD = 4  # keys of 16 bytes
@@ -29,41 +30,92 @@ def room_of(cfg: TopKConfig) -> int:
     return 2 * cfg.lanes
 
 
-def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
-    given, order = Given.declare(k, p, cfg), Order(p.largest)
-    rows_here = cfg.workgroup_size // cfg.lanes
-    k.grid = ((Extent("rows", rows_here),),)
-    width, want, rows = given["width"].to(u32), given["k"].to(u32), given["rows"].to(u32)
-    vector, lanes, room = vector_of(p), cfg.lanes, room_of(cfg)
-    over_row = lambda kind, v: over_lanes(k, kind, v, lanes)
-    any_row = lambda v: over_lanes(k, "max", v, k.target.lanes // lanes, lanes)  # of what the lanes of a row share
+@dataclass
+class HeldRow:
+    """A row in the registers of `lanes` lanes: this thread's keys and their positions, and who the thread is."""
 
-    # prologue: the row's keys are in registers, with their positions
-    lane, slot = k.thread.to(u32) % lanes, k.thread.to(u32) // lanes
-    row = k.workgroup_id().to(u32) * rows_here + slot
-    here = row < rows
-    row = select(here, row, number(0))
-    x, values, indices = (given.row(name, row) for name in ("x", "values", "indices"))
-    vectors = width // vector * vector
-    keys, positions = [], []
-    for c in range(cfg.elements // vector):
-        first = (lane + c * lanes) * vector
-        inside = first < vectors
-        wide = x.read(select(inside, first, number(0)), vector if vector > 1 else None).to(f32)
-        for j in range(vector):
-            keys.append(select(inside, order.key(wide[j]), number(NOBODY)))
-            positions.append(first + j)
-    if vector > 1:  # the elements after the last whole vector, one a lane
-        at = vectors + lane
-        inside = at < width
-        keys.append(select(inside, order.key(x.read(select(inside, at, number(0))).to(f32)), number(NOBODY)))
-        positions.append(at)
+    k: Kernel
+    order: Order
+    lanes: int
+    lane: Value
+    slot: Value  # of the row among the workgroup's
+    here: Value  # whether there is such a row
+    want: Value
+    keys: list[Value]
+    positions: list[Value]
+    x: Row
+    values: Row
+    indices: Row
+
+    @staticmethod
+    def load(k: Kernel, p: TopKProblem, cfg: TopKConfig) -> HeldRow:
+        given, order, lanes, vector = Given.declare(k, p, cfg), Order(p.largest), cfg.lanes, vector_of(p)
+        rows_here = cfg.workgroup_size // lanes
+        k.grid = ((Extent("rows", rows_here),),)
+        width, want, rows = given["width"].to(u32), given["k"].to(u32), given["rows"].to(u32)
+        lane, slot = k.thread.to(u32) % lanes, k.thread.to(u32) // lanes
+        row = k.workgroup_id().to(u32) * rows_here + slot
+        here = row < rows
+        row = select(here, row, number(0))
+        x, values, indices = (given.row(name, row) for name in ("x", "values", "indices"))
+        vectors = width // vector * vector
+        loaded = []  # (elements, first position, whether they are in the row)
+        for c in range(cfg.elements // vector):
+            first = (lane + c * lanes) * vector
+            inside = first < vectors
+            loaded.append((x.read(select(inside, first, number(0)), vector if vector > 1 else None), first, inside))
+        if vector > 1:  # the elements after the last whole vector, one a lane
+            at = vectors + lane
+            loaded.append((x.read(select(at < width, at, number(0))), at, at < width))
+        keys, positions = [], []
+        for v, first, inside in loaded:
+            for j in range(v.width or 1):
+                keys.append(select(inside, order.key(v[j].to(f32)), number(NOBODY)))
+                positions.append(first + j)
+        return HeldRow(k, order, lanes, lane, slot, here, want, keys, positions, x, values, indices)
+
+    def over(self, kind: str, v: Value) -> Value:
+        """The sum, greatest or least over the row's lanes."""
+        return over_lanes(self.k, kind, v, self.lanes)
+
+    def write(self, rank: Value, e: Value) -> None:
+        write_result(self.k, self.order, self.x, self.values, self.indices, rank, e)
+
+    def one_by_one(self, on: Value) -> None:
+        """Writes the row's results where `on`, looking for the best k times over. k is at most `lanes`."""
+        k, nothing = self.k, number(NOBODY)
+
+        @k.loop(0, self.want, carry=(tuple(self.keys), nothing, nothing))
+        def found(r, s):
+            keys, my_key, my_position = s
+            best = self.over("max", tree(maximum, keys))
+            ties = [select(q.equals(best), at, number(ALL)) for q, at in zip(keys, self.positions)]
+            first = self.over("min", tree(minimum, ties))
+            mine = self.lane.equals(r.to(u32))
+            left = tuple(select(at.equals(first), nothing, q) for q, at in zip(keys, self.positions))
+            return left, select(mine, best, my_key), select(mine, first, my_position)
+
+        @k.when(on & (self.lane < self.want))
+        def _():
+            self.write(self.lane, entry(found[1], found[2]))
+
+
+def topk_rounds(k: Kernel, p: TopKProblem, cfg: TopKConfig):
+    row = HeldRow.load(k, p, cfg)
+    row.one_by_one(row.here)
+
+
+def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
+    row = HeldRow.load(k, p, cfg)
+    lanes, room, rows_here = cfg.lanes, room_of(cfg), cfg.workgroup_size // cfg.lanes
+    lane, slot, here, want, keys, positions = row.lane, row.slot, row.here, row.want, row.keys, row.positions
 
     # the k-th of the lanes' bests: each lane counts how many are better than its own
-    best = reduce(maximum, keys)
+    best = tree(maximum, keys)
     bests = k.shared(u32, Layout((rows_here * lanes,), (1,)))
     bests.put(best, k.thread.to(u32))
-    board = k.shared(u64, Layout((rows_here * room,), (1,)))
+    stride = room + lanes  # two rows that are read at a time are half of all banks apart
+    board = k.shared(u64, Layout((rows_here * stride,), (1,)))
     k.barrier()
     rank = number(0)
     for i in range(0, lanes, QUAD):
@@ -72,7 +124,7 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         for j in range(QUAD):
             other = others[j]
             rank = rank + one((other > best) | (other.equals(best) & (lane > i + j)))
-    threshold = maximum(over_row("max", select(rank + 1 >= want, best, number(NOBODY))), 1)
+    threshold = maximum(row.over("max", select(rank + 1 >= want, best, number(NOBODY))), 1)
 
     # what reaches it goes to the row's board, in the order of lanes
     chosen = [key >= threshold for key in keys]
@@ -86,7 +138,7 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         total = total + other
         distance *= 2
     fits = (total <= room) & (total >= want) & here
-    at_board = slot * room
+    at_board = slot * stride
 
     @k.when((mine > 0) & (total <= room))
     def _():
@@ -122,20 +174,11 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
                 @k.when(rank < want)
                 def _():
-                    write_result(k, order, x, values, indices, rank, me)
+                    row.write(rank, me)
 
-    flood = one((fits ^ 1) & here)
+    flood = (fits ^ 1) & here
+    any_row = over_lanes(k, "max", one(flood), k.target.lanes // lanes, lanes)  # of what a row's lanes share
 
-    @k.when(any_row(flood) > 0)
+    @k.when(any_row > 0)
     def _():
-        @k.loop(0, want, carry=tuple(keys))
-        def _(r, keys):
-            best = over_row("max", reduce(maximum, keys))
-            found = reduce(minimum, [select(q.equals(best), at, number(ALL)) for q, at in zip(keys, positions)])
-            found = over_row("min", found)
-
-            @k.when((flood > 0) & lane.equals(r.to(u32) % lanes))
-            def _():
-                write_result(k, order, x, values, indices, r.to(u32), entry(best, found))
-
-            return tuple(select(at.equals(found), number(NOBODY), q) for q, at in zip(keys, positions))
+        row.one_by_one(flood)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from flykernels.lang import Value, constant, f32, i32, maximum_or_nan, minimum, select, u32, u64
 
 SIGN, ALL = 0x80000000, 0xFFFFFFFF
+MOST_FINITE = 0xFF7FFFFF  # the greatest key of a finite number
 NOBODY = 0
 
 
@@ -43,6 +44,10 @@ class Order:
         bits = key if self.largest else key ^ ALL
         return select(bits < SIGN, bits ^ ALL, bits ^ SIGN).bitcast(f32, key.width)
 
+    def above(self, key: Value) -> Value:
+        """The f32 that elements with greater keys are not worse than; above infinity: infinity."""
+        return self.value(minimum(key, MOST_FINITE) + 1)
+
     def lost(self, key: Value) -> Value:
         """Whether the element itself must be looked up: its key does not tell it bit for bit."""
         return key.equals(self.zero) | key.equals(self.nan)
@@ -54,6 +59,10 @@ class Order:
     def may_beat(self, x: Value, limit: Value) -> Value:
         """Whether x may be better than `limit`, a number: never False where it is, and seldom True where it is not."""
         return (x <= limit) ^ 1 if self.largest else x < limit
+
+    def not_worse(self, x: Value, bound: Value) -> Value:
+        """Whether x may be as good as `bound` or better: never False where it is. True where one of them is NaN."""
+        return ((x < bound) if self.largest else (x > bound)) ^ 1
 
 
 def entry(key: Value, position: Value) -> Value:
@@ -71,3 +80,15 @@ def position_of(entry: Value) -> Value:
 
 def one(condition: Value) -> Value:
     return select(condition, constant(1, u32), constant(0, u32))
+
+
+def tree(combine, values) -> Value:
+    """All of them combined, in as few steps as depend on each other."""
+    values = list(values)
+    while len(values) > 1:
+        values = [combine(*pair) if len(pair) > 1 else pair[0] for pair in zip_pairs(values)]
+    return values[0]
+
+
+def zip_pairs(values: list) -> list[list]:
+    return [values[i : i + 2] for i in range(0, len(values), 2)]

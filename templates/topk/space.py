@@ -13,16 +13,11 @@ SPLIT_FROM = 16384  # elements: a CPU thread's part of a row is no shorter, so t
 def configurations(problem: TopKProblem, target, threads: int = 1) -> Space:
     """The few configurations to try, best guess first (`.kept`: Candidates with .config and .reason).
 
-    threads: what a CPU kernel may use. Empty `kept` where the problem is not eligible, with the reason in `.dropped`."""
+    threads: what a CPU kernel may use. Not eligible: `kept` is empty, and `.dropped` says why."""
     reason = problem.why_not(target)
     if reason is not None:
         return Space(dropped=[Dropped(None, reason)])
     return _x86(problem, threads) if target.name == "x86" else _gpu(problem, target)
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two >= n."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def _x86(p: TopKProblem, threads: int) -> Space:

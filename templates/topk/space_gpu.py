@@ -7,14 +7,15 @@ from templates.gemm.space import Candidate, Dropped, Space
 from .access import WIDEST, vector_of
 from .arguments import MOST_SPLIT_ROWS
 from .config import TopKConfig
-from .gpu_block import Sizes
+from .gpu_shared import Sizes
 from .problem import MOST_K, TopKProblem
 
 SHORT_K, MIDDLE_K = 16, 128  # classes of k: a lane's candidates in "rows"; what "block" ranks by counting
-SHORT_LANES = (16, 32)  # that hold a row; both are less than a wave
+ROUNDS_K = 8  # up to here looking for the best k times is short
+SHORT_LANES = (32, 16)  # that hold a row; both are less than a wave
 SHORT_BYTES = 128  # of a row in one lane's registers, as f32
-WORKGROUP = 256  # threads: four fit on a compute unit with all that they hold
-RESIDENT = 3  # workgroups of that size on a compute unit
+SHORT_WORKGROUP = 128  # threads
+THREADS = 1024  # of resident workgroups on a compute unit, with 64 registers each
 LOADS = 4  # of 16 bytes that a thread has in flight
 ENTRY = 8  # bytes of a candidate
 
@@ -32,10 +33,12 @@ def configurations(p: TopKProblem, target) -> Space:
             space.kept.append(Candidate(config, reason))
 
     if p.k <= SHORT_K:
-        for lanes in SHORT_LANES:
-            config = _rows(p, lanes)
-            if p.width <= config.most_width and config.elements * 4 <= SHORT_BYTES:
-                offer(config, f"{lanes} lanes hold a row of up to {config.most_width} elements")
+        few = p.rows <= 8 * target.limits.compute_units  # then a row's latency counts, else how many a wave holds
+        for lanes in SHORT_LANES if few else reversed(SHORT_LANES):
+            for family in ("rounds", "rows") if p.k <= ROUNDS_K else ("rows",):
+                config = _short(p, family, lanes)
+                if p.width <= config.most_width and config.elements * 4 <= SHORT_BYTES:
+                    offer(config, f"{lanes} lanes hold a row of up to {config.most_width} elements")
     for config, reason in _select(p, target) if p.k > MIDDLE_K else _block(p, target):
         offer(config, reason)
     return space
@@ -46,34 +49,41 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _rows(p: TopKProblem, lanes: int) -> TopKConfig:
+def _short(p: TopKProblem, family: str, lanes: int) -> TopKConfig:
     elements = max(vector_of(p), power_of_two(-(-p.width // lanes)))
-    return TopKConfig("rows", SHORT_K, elements * lanes, WORKGROUP, lanes, elements)
+    return TopKConfig(family, SHORT_K, elements * lanes, SHORT_WORKGROUP, lanes, elements)
 
 
-def parts_of(p: TopKProblem, target, workgroup: int, chunk: int) -> int:
-    """Workgroups a row: enough to fill the GPU once, each with half a chunk at least."""
+def parts_of(p: TopKProblem, target, threads: int, chunk: int) -> int:
+    """Workgroups a row: enough for two on every compute unit, each with half a chunk at least."""
     units = target.limits.compute_units
-    wanted = RESIDENT * units * WORKGROUP // workgroup // p.rows
+    wanted = 2 * units // p.rows if 2 * p.rows <= units else 1
     return max(1, min(wanted, units, 2 * p.width // chunk)) if p.rows <= MOST_SPLIT_ROWS else 1
 
 
 def _block(p: TopKProblem, target):
-    most_k = SHORT_K if p.k <= SHORT_K else MIDDLE_K
-    loads = LOADS * (WIDEST // p.element.bytes)
-    for threads, elements in ((WORKGROUP, loads), (2 * WORKGROUP, loads), (WORKGROUP, loads // 2)):
+    """Many rows: small workgroups, so that some compute while others wait. Fewer: all a compute unit's threads at one
+    or two rows. Few: rows in parts; short parts in small workgroups, whose barriers are quick."""
+    most_k, units = SHORT_K if p.k <= SHORT_K else MIDDLE_K, target.limits.compute_units
+    elements = LOADS * (WIDEST // p.element.bytes)
+    if p.rows >= 8 * units:
+        sizes = (128, 256)
+    elif 2 * p.rows > units or p.rows * p.width >= units * 256 * elements:
+        sizes = (512, 256)
+    else:
+        sizes = (256, 512)
+    for threads in sizes:
         parts = parts_of(p, target, threads, threads * elements)
-        split = parts > 1
         yield (
-            TopKConfig("block", most_k, 0, threads, 1, elements, RESIDENT * WORKGROUP // threads, split, parts),
+            TopKConfig("block", most_k, 0, threads, 1, elements, THREADS // threads, parts > 1, parts),
             f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time",
         )
 
 
 def _select(p: TopKProblem, target):
     most_k = MOST_K if p.k > MOST_K // 4 else MOST_K // 4
-    threads = 4 * WORKGROUP
-    for elements in (8, 4):
+    threads = target.limits.max_workgroup
+    for elements in (8, 16):
         chunk = threads * elements
         parts = min(parts_of(p, target, threads, chunk), max(1, p.width // (2 * max(chunk, p.k))))
         yield (

@@ -1,8 +1,9 @@
 """TopK on a CPU: a thread walks a row, or a part of one, and compares whole blocks with the worst that still counts.
 
-Once k elements are known, the worst of them is the floor: an element equal to it comes later and loses. What beats the
-floor goes to the board; when that is full, it is cut back to the best, and the floor rises. On random data hardly
-anything beats it; on the worst (ascending) everything does, and costs its share of a cut.
+Once k elements are known, what comes later must be better than the worst of them: an equal one loses. What is goes to
+the board; when that is full, it is cut back to the best, and the bound rises. On random data hardly anything passes; on
+the worst (ascending) everything does, and costs its share of a cut. For small k a first bound is taken from the row's
+beginning, so that short rows need no cut at all.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from dataclasses import dataclass
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i32, i64
-from flykernels.lang import Kernel, Value, View, atomic, constant, lanes_mask, minimum, popcount, select, trailing_zeros
-from flykernels.lang import u32, u64
+from flykernels.lang import Kernel, Value, View, atomic, constant, lanes_mask, minimum, select, u32, u64
 from flykernels.lang.memory import advance
 
 from .access import Given, Row, write_result
 from .arguments import COUNTERS
 from .config import TopKConfig
-from .order import ALL, Order, entry, key_of, one, position_of
+from .order import Order, entry, key_of, one, position_of
 from .problem import TopKProblem
-from .x86_board import Board, number
+from .x86_board import COUNT_MOST, Board, lane_numbers, number
 
+GROUPS = 4  # vectors of groups' bests, from which the first bound is taken
+PRIMED = 32  # elements of such a group at most
 BLOCK = 8  # vectors that are looked at before one branch
-COUNT_MOST = 128  # candidates up to which ranking by counting costs less than sorting
+PRIMED_K = 128  # class of k for whose rows it may pay
 GATHERED = 1024  # elements of a row with strides that are brought together at a time
 
 
@@ -39,7 +41,7 @@ def kept(k):
 
 @dataclass
 class Scan:
-    """The walk over a row. Its state is (how many candidates there are, the floor as a number)."""
+    """The walk over a row. Its state: how many candidates there are, and the bound others must not be worse than."""
 
     k: Kernel
     order: Order
@@ -51,12 +53,8 @@ class Scan:
         return self.board.lanes
 
     def start(self):
-        """Nothing is known: NaN, which no comparison holds for."""
+        """Nothing is known: a bound of NaN, which nothing is worse than."""
         return number(0), constant(float("nan"), f32)
-
-    def may_beat(self, x: Value, floor: Value) -> Value:
-        """Whether x beats the floor. True for NaN: what should not be on the board is dropped with the next cut."""
-        return ((x <= floor) if self.order.largest else (x >= floor)) ^ 1
 
     def cut_if_full(self, state):
         """After at most a block has been added."""
@@ -64,48 +62,51 @@ class Scan:
         @self.k.when(state[0] > kept(self.want), carry=state)
         def cut(s):
             left, limit = self.board.cut(s[0], self.want, most_left(self.want))
-            floor = self.order.value(limit)
-            if self.order.largest:  # above k NaNs there is nothing
-                floor = select(limit.equals(ALL), constant(float("inf"), f32), floor)
-            return left, floor
+            return left, self.order.above(limit)
 
         return cut
+
+    def primed(self, row: Row, begin: Value, end: Value):
+        """A first bound: the k-th of the bests of some groups, which at least k elements reach. Not for large k."""
+        k, n, order = self.k, self.lanes, self.order
+        vector = lambda i: row.view.read(row.pointer(begin + i), n, row.view.dtype.bytes).to(f32)
+        looked_at = minimum(end - begin, PRIMED * GROUPS * n) // (GROUPS * n) * (GROUPS * n)
+
+        @k.when((self.want + self.want // 2 <= GROUPS * n) & (looked_at > 0), carry=self.start()[1])
+        def bound(_):
+            @k.loop(
+                GROUPS * n, looked_at.to(i32), GROUPS * n, carry=tuple(vector(number(j * n)) for j in range(GROUPS))
+            )
+            def best(i, best):
+                found = [vector(i.to(u32) + j * n) for j in range(GROUPS)]
+                return tuple(select((x > b) if order.largest else (x < b), x, b) for x, b in zip(found, best))
+
+            for j, b in enumerate(best):
+                self.board.put(number(j * n), order.key(b), order.key(b))
+            return order.value(self.board.threshold(number(GROUPS * n), self.want, most_left(self.want))[0])
+
+        return number(0), bound
 
     def over(self, row: Row, begin: Value, end: Value, state, offset=0):
         """Elements begin <= i < end of a contiguous row; position offset + i."""
         k, n = self.k, self.lanes
+        lanes = lane_numbers(n)
         vector = lambda i: row.view.read(row.pointer(i), n, row.view.dtype.bytes).to(f32)
         whole = begin + (end - begin) // (BLOCK * n) * (BLOCK * n)
         vectors = whole + (end - whole) // n * n
 
-        def add(i: Value, floor: Value, count: Value) -> Value:
-            """A vector's elements that beat the floor; the new count."""
+        def add(i: Value, bound: Value, count: Value) -> Value:
+            """A vector's elements that are not worse than the bound; the new count."""
             x = vector(i)
-            bits = lanes_mask(self.may_beat(x, floor))
-            many = popcount(bits) > n // 2
-
-            @k.when(many, carry=count)
-            def count(count):
-                lanes = constant(0, u32, n)
-                for lane in range(n):
-                    lanes = lanes.insert(lane, number(lane))
-                self.board.put(count, self.order.key(x), lanes + (i + offset))
-                return count + n
-
-            @k.repeat(carry=(select(many, number(0), bits), count), going=lambda s: s[0] > 0)
-            def rest(s):
-                at = i + trailing_zeros(s[0])
-                self.board.put(s[1], self.order.key(row.read(at).to(f32)), at + offset)
-                return s[0] & (s[0] - 1), s[1] + 1
-
-            return rest[1]
+            chosen = lanes_mask(self.order.not_worse(x, bound))
+            return self.board.add(count, self.order.key(x), lanes + (i + offset), chosen)
 
         @k.loop(begin.to(i32), whole.to(i32), BLOCK * n, carry=state)
         def state(i, s):
             i = i.to(u32)
-            hits = self.may_beat(vector(i), s[1])
+            hits = self.order.not_worse(vector(i), s[1])
             for j in range(1, BLOCK):
-                hits = hits | self.may_beat(vector(i + j * n), s[1])
+                hits = hits | self.order.not_worse(vector(i + j * n), s[1])
 
             @k.when(lanes_mask(hits) > 0, carry=s)
             def s(s):
@@ -127,7 +128,7 @@ class Scan:
         def state(i, s):
             x = row.read(i.to(u32)).to(f32)
             self.board.put(s[0], self.order.key(x), i.to(u32) + offset)
-            return s[0] + one(self.may_beat(x, s[1])), s[1]
+            return s[0] + one(self.order.not_worse(x, s[1])), s[1]
 
         return self.cut_if_full(state)
 
@@ -172,7 +173,9 @@ def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
     # main loop
     walk = scan.over if p.layout == "last" else scan.gathered
-    count, _ = walk(x, begin, end, scan.start())
+    may_prime = p.layout == "last" and cfg.most_k <= PRIMED_K
+    first = scan.primed(x, begin, end) if may_prime else scan.start()
+    count, _ = walk(x, begin, end, first)
 
     # epilogue
     def finish(count: Value, visit) -> Value:
@@ -182,7 +185,7 @@ def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         def count(count):
             return board.cut(count, want, most_left(want))[0]
 
-        if cfg.most_k <= COUNT_MOST:
+        if most_left(cfg.most_k) <= COUNT_MOST:
             board.ranked(count, visit)
         else:
             spare = Board.__new__(Board)

@@ -7,12 +7,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flykernels.dtypes import i32
-from flykernels.lang import Kernel, Value, View, constant, lanes_mask, maximum, minimum, select, trailing_zeros, u32
+from flykernels.lang import Kernel, Value, constant, lanes_mask, maximum, minimum, popcount, select, u32
 
 from .order import ALL, NOBODY, one
 
 PIVOTS = 3  # of one round of the search: what a pass over the keys can count beside its loads
+COUNT_MOST = 164  # candidates up to which ranking by counting costs less than sorting
 DIGIT = 8  # bits that one pass of the sort looks at
+
+
+def lane_numbers(n: int) -> Value:
+    """0, 1, ... n - 1."""
+    out = constant(0, u32, n)
+    for lane in range(1, n):
+        out = out.insert(lane, number(lane))
+    return out
 
 
 def number(x: int) -> Value:
@@ -71,48 +80,49 @@ class Board:
         limit, _, reach, above = found
         return limit, select(reach > most, want - above, number(ALL))
 
+    def add(self, count: Value, keys: Value, positions: Value, chosen: Value) -> Value:
+        """The lanes whose bits are set in `chosen`; the new count."""
+        pack = self.k.target.compress
+        self.put(count, pack(keys, chosen), pack(positions, chosen))
+        return count + popcount(chosen)
+
     def cut(self, count: Value, want: Value, most: Value) -> tuple[Value, Value]:
         """Drops candidates until between `want` and `most` are left, the best; (how many, T as `threshold`'s)."""
         k, n = self.k, self.lanes
         limit, ties = self.threshold(count, want, most)
+        self.keys.put(constant(NOBODY, u32, n), count)
 
         @k.loop(0, count.to(i32), n, carry=(number(0), ties))
         def left(first, s):
-            reach = lanes_mask(self.keys.get(first, width=n) >= limit)
-
-            @k.repeat(carry=(reach, *s), going=lambda s: s[0] > 0)
-            def moved(s):
-                bits, out, ties = s
-                at = first.to(u32) + trailing_zeros(bits)
-                key, position = self.keys.get(at), self.positions.get(at)
-                self.put(out, key, position)  # out <= at: what is overwritten has been read
-                tied = key.equals(limit)
-                keep = (key > limit) | (ties > 0)
-                return bits & (bits - 1), out + one(keep), ties - one(tied & keep)
-
-            return moved[1], moved[2]
+            out, ties = s
+            keys, positions = self.keys.get(first, width=n), self.positions.get(first, width=n)
+            better, tied = lanes_mask(keys > limit), lanes_mask(keys.equals(limit))
+            first_of = select(ties < n, (number(1) << ties) - 1, number(ALL))
+            tied = k.target.deposit(first_of, tied)
+            return self.add(out, keys, positions, better | tied), ties - popcount(tied)  # out <= first: all is read
 
         return left[0], limit
 
     def ranked(self, count: Value, visit: Callable[[Value, Value, Value], None]):
         """visit(rank, key, position) for all candidates: a rank is how many are better. For few."""
         k, n = self.k, self.lanes
-        lane = constant(0, u32, n)
-        for i in range(n):
-            lane = lane.insert(i, number(i))
+        ranks, lane = k.private(u32, COUNT_MOST + n), lane_numbers(n)
+
+        @k.loop(0, count.to(i32), n)
+        def _(first):
+            mine = self.keys.get(first, width=n)
+
+            @k.loop(0, count.to(i32), carry=constant(0, u32, n))
+            def rank(j, rank):
+                other = self.keys.get(j).splat(n)
+                later = lane + first.to(u32) > j.to(u32)
+                return rank + one((other > mine) | (other.equals(mine) & later))
+
+            ranks.put(rank, first)
 
         @k.loop(0, count.to(i32))
         def _(i):
-            key = self.keys.get(i)
-            self.keys.put(constant(NOBODY, u32, n), count)
-
-            @k.loop(0, count.to(i32), n, carry=constant(0, u32, n))
-            def better(j, better):
-                others = self.keys.get(j, width=n)
-                earlier = lane + j.to(u32) < i.to(u32)
-                return better + one((others > key) | (others.equals(key) & earlier))
-
-            visit(better.fold(lambda a, b: a + b), key, self.positions.get(i))
+            visit(ranks.get(i), self.keys.get(i), self.positions.get(i))
 
     def sorted(self, count: Value, spare: Board, visit: Callable[[Value, Value, Value], None]):
         """visit(rank, key, position) for all candidates, after sorting them digit by digit: stable, so equal keys stay

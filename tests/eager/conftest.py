@@ -1,4 +1,5 @@
-"""A cache of its own for every test; eager operators on or off as the test says; measurements that ours wins at once."""
+"""A cache of its own for every test; eager operators on or off as the test says; measurements that ours wins at
+once."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inductor_plugin import eager, eager_rms
+from inductor_plugin import eager, eager_rms_call
 from templates.rms_norm import reference
 from templates.rms_norm.problem import RMSNormProblem
 
@@ -206,8 +206,8 @@ def test_out_of_range_values_are_as_atens(on):
 
 
 def test_reports_of_others(on):
-    """pytorch#141727: bf16 (2, 157, 4096); #186235: a misaligned view; FlyDSL#614: many rows of 128, 512, 1536; #190843:
-    widths just past a power of two."""
+    """pytorch#141727: bf16 (2, 157, 4096); #186235: a misaligned view; FlyDSL#614: many rows of 128, 512, 1536;
+    #190843: widths just past a power of two."""
     x, weight = torch.randn(2, 157, 4096).bfloat16(), torch.randn(4096).bfloat16()
     assert_right(F.rms_norm(x, (4096,), weight), x, weight, None)
     for dtype in DTYPES:
@@ -256,10 +256,10 @@ def test_direct_calls_of_the_fused_operator_are_checked(on):
     x = torch.randn(4, 64)
     short = both(lambda: torch.ops.aten._fused_rms_norm(x, [64], torch.ones(3), None))
     assert short[0] == short[1] and isinstance(short[0][1], str)
-    y, rstd = torch.ops.aten._fused_rms_norm(x, [64], None, None)
+    _, rstd = torch.ops.aten._fused_rms_norm(x, [64], None, None)
     dy = torch.randn(4, 64)
     dx, dw = torch.ops.aten._fused_rms_norm_backward(dy, x, [64], rstd, None, [True, False])
-    expected, _ = eager_rms.composed_backward(dy, x, [64], rstd, None, (True, False))
+    expected, _ = eager_rms_call.composed_backward(dy, x, [64], rstd, None, (True, False))
     torch.testing.assert_close(dx, expected)
     assert dw is None
 

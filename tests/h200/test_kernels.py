@@ -8,15 +8,13 @@ from math import ceil
 import pytest
 import torch
 
-from flykernels.lang import bf16, f32, trace
+from flykernels.lang import f32, trace
 from flykernels.launch.current import Launcher
 from flykernels.targets import sm90a
 from tests.lang.kernels.direct_gemm import DirectConfig, direct_gemm
-from tests.lang.kernels.rms_norm import RMSNormConfig, RMSNormProblem, choose, rms_norm
+from tests.lang.kernels.rows import RowsConfig, RowsProblem, choose
 from tests.lang.kernels.softmax import softmax
 
-TORCH = {"bf16": torch.bfloat16, "f32": torch.float32}
-EPS = 1e-5
 GUARD = 512  # elements before and after a result, which nobody may touch
 
 
@@ -34,24 +32,10 @@ def check(whole, result, expected, depth: int, eps: float) -> None:
     assert (error <= bound).all(), f"{error.max().item():.3g}"
 
 
-@pytest.mark.parametrize("rows, n", [(1, 1), (3, 7), (70, 1000), (64, 4096), (257, 8192), (5, 20000)])
-@pytest.mark.parametrize("dtype, scale", [(bf16, 1.0), (f32, 1e-2), (bf16, 50.0)])
-def test_rms_norm(rows, n, dtype, scale):
-    p = RMSNormProblem(n, dtype, dtype)
-    code = sm90a.compile(trace(rms_norm, sm90a, p, choose(p, sm90a)))
-    x = (torch.randn(rows, n, device="cuda") * scale).to(TORCH[dtype.name])
-    w = torch.randn(n, device="cuda").to(x.dtype)
-    whole, y = guarded(rows, n, x.dtype)
-    Launcher(code)(x.data_ptr(), w.data_ptr(), y.data_ptr(), EPS, rows, n, n)
-    exact = x.double()
-    expected = exact / (exact.square().mean(-1, keepdim=True) + EPS).sqrt() * w.double()
-    check(whole, y, expected, ceil(n**0.5) + 8, torch.finfo(x.dtype).eps)
-
-
 @pytest.mark.parametrize("rows, n", [(1, 1), (3, 33), (64, 4096), (9, 5000)])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 20.0])
 def test_softmax(rows, n, scale):
-    p = RMSNormProblem(n, f32, f32)
+    p = RowsProblem(n, f32)
     code = sm90a.compile(trace(softmax, sm90a, p, choose(p, sm90a)))
     x = torch.randn(rows, n, device="cuda") * scale
     whole, y = guarded(rows, n, x.dtype)
@@ -61,13 +45,11 @@ def test_softmax(rows, n, scale):
 
 
 def test_a_streamed_row():
-    p = RMSNormProblem(4000, f32, f32)
-    code = sm90a.compile(trace(rms_norm, sm90a, p, RMSNormConfig(128, 2, 4, streamed=True)))
-    x, w = torch.randn(33, 4000, device="cuda"), torch.randn(4000, device="cuda")
+    code = sm90a.compile(trace(softmax, sm90a, RowsProblem(4000, f32), RowsConfig(128, 2, 4, streamed=True)))
+    x = torch.randn(33, 4000, device="cuda")
     whole, y = guarded(33, 4000, x.dtype)
-    Launcher(code)(x.data_ptr(), w.data_ptr(), y.data_ptr(), EPS, 33, 4000, 4000)
-    expected = x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * w.double()
-    check(whole, y, expected, 80, torch.finfo(x.dtype).eps)
+    Launcher(code)(x.data_ptr(), y.data_ptr(), 33)
+    check(whole, y, x.double().softmax(-1), 80, 32 * torch.finfo(x.dtype).eps)
 
 
 @pytest.mark.parametrize("m, n, depth", [(128, 128, 256), (100, 72, 64), (1, 8, 32), (300, 1000, 4096)])

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bench._topk_cuda import launcher
+from flykernels.targets import sm90a
 from templates.topk.config import TopKConfig
 from templates.topk.problem import TopKProblem
 from templates.topk.space import configurations
-from flykernels.targets import sm90a
 from tests.topk.case import KINDS, Case, data
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
-from flykernels.lang import bf16, f32, trace
+from flykernels.lang import Global, Mode, ThreadValues, bf16, f32, trace
 from flykernels.launch.host import load
 from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950, sm90a, x86
@@ -63,6 +65,39 @@ def test_softmax_on_the_simulator(rows, n, config):
     grid = (*code.grid_for({"rows": rows}), 1, 1)
     run_on_sim(code, [stored, y, np.int32(rows)], grid=grid, outputs=[1]).raise_for_findings()
     check(y, soft(x), rows, n, f32)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """How a tile is dealt out: rows and columns of threads, elements of a vector."""
+
+    down: int
+    across: int
+    vector: int
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.down * self.across
+
+
+def column_sums(k, rows: int, cfg: Shared):
+    """y = the sums of x's columns."""
+    width = cfg.across * cfg.vector
+    x, y = k.args(x=Global(f32, (rows, width)), y=Global(f32, (1, width)))
+    threads = (Mode(cfg.across, 1, cfg.vector), Mode(cfg.down, 0, 1))
+    tile = ThreadValues((cfg.down, width), threads, Mode(cfg.vector, 1, 1)).repeat(rows // cfg.down, 1)
+    total = k.fragment(tile).load(x).sum(axis=0)
+    k.fragment(total.layout).store(y, total)
+
+
+@pytest.mark.parametrize("config", [Shared(4, 16, 4), Shared(16, 16, 4), Shared(8, 64, 1), Shared(4, 128, 2)])
+def test_sums_over_waves_whose_lanes_hold_other_columns(config):
+    """Lanes of a wave, waves side by side, waves that lie apart."""
+    code = gfx950.compile(trace(column_sums, gfx950, 2 * config.down, config))
+    x = np.random.default_rng(0).standard_normal((2 * config.down, config.across * config.vector)).astype(np.float32)
+    y = np.full((1, x.shape[1]), np.nan, np.float32)
+    run_on_sim(code, [x, y], outputs=[1]).raise_for_findings()
+    assert np.abs(y[0] - x.sum(0, dtype=np.float64)).max() < 1e-5
 
 
 @pytest.mark.parametrize("m, n, depth", [(128, 128, 256), (100, 72, 64), (1, 4, 32)])

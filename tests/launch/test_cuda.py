@@ -213,6 +213,21 @@ def test_a_thread_that_has_not_met_cuda_gets_the_device_s_context():
     assert tried == [0, 0x102] and len(library.named("cuLaunchKernelEx")) == 1
 
 
+def test_such_a_thread_may_ask_whether_a_stream_is_captured():
+    code = replace(CODE, arguments=(*ARGUMENTS, Argument("w", "pointer", "f32")), workspace=(Extent(64),))
+    library, driver = recording(code)
+    library.thread = 0x102
+    kernel = load(code, driver)
+    ask = library.cuStreamIsCapturing
+    library.cuStreamIsCapturing = lambda *a: ask(*a) if library.thread else 201
+    library.thread = 0
+    kernel(0, 0, 64, 1, 1.0)
+    assert library.thread == 0x102 and len(library.named("cuLaunchKernelEx")) == 1
+    library.cuStreamIsCapturing = lambda *a: 906
+    with pytest.raises(CudaError, match="whether the stream is being captured"):
+        kernel(0, 0, 64, 1, 1.0)
+
+
 def test_devices_have_kernels_of_their_own():
     library, driver = recording()
     a, b = load(CODE, driver), load(CODE, driver, device=1)

@@ -78,7 +78,7 @@ def test_wrong_number_of_arguments_and_wrong_device():
     library.current = 1
     with pytest.raises(HipError, match="loaded on device 0, and device 1 is current"):
         kernel(0, 0, 64, 1, 1.0)
-    hip.set_device(0)
+    hip.use(0)
     kernel(0, 0, 64, 1, 1.0)
     assert library.named("hipSetDevice") == [(0,)] and len(library.named("hipModuleLaunchKernel")) == 1
 

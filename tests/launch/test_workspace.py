@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 import pytest
 
 from flykernels.codeobject import Argument, CodeObject, Extent
-from flykernels.launch import cuda, hip
+from flykernels.launch import cuda, hip, workspace
 
 from .recorder import RecordingCuda, RecordingHip
 
@@ -101,6 +102,17 @@ def test_pieces_of_a_destroyed_graph_serve_the_next(machine):
     machine.library.capturing = {}
     machine.kernel(8, 64, stream=7)
     assert machine.spaces[-1] not in (first, third)
+
+
+def test_a_graph_may_outlive_the_kernel(machine):
+    machine.library.capturing = {7: (1, 0x900)}
+    machine.kernel(8, 64, stream=7)
+    ((semaphore, _),) = machine.library.graphs[0x900]
+    del machine.kernel
+    gc.collect()
+    kept = workspace._Graph.waiting[semaphore]
+    machine.library.destroy(0x900)  # the driver writes to the semaphore
+    assert workspace._Graph.libc.sem_trywait(kept) == 0
 
 
 def test_no_memory_left_says_whose_workspace_it_was(machine):

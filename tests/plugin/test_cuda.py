@@ -187,7 +187,7 @@ def test_autotuning_without_memory_goes_on_with_aten(monkeypatch, log):
 
     monkeypatch.setattr(cache, "do_autotuning", do_autotuning)
     on = [True]
-    private.survive_lack_of_memory(lambda: on[0])
+    private.around_autotuning(lambda: on[0], lambda timings: timings)
     assert list(cache.do_autotuning("mm", [], [object(), aten])) == [aten] and len(asked) == 2
     with pytest.raises(torch.OutOfMemoryError):  # no ATen among the choices
         cache.do_autotuning("mm", [], [object()])
@@ -205,3 +205,15 @@ def test_while_a_graph_is_captured_nothing_is_measured(monkeypatch, log):
     result, code = run_and_get_code(compile_with(lambda a, b: torch.relu(a @ b)), a, b)
     assert not ours_ran(code) and torch.allclose(result, torch.relu(a @ b), atol=1e-4)
     assert "being captured" in log.text
+
+
+def test_explain_speaks_of_sm_90a():
+    from click.testing import CliRunner
+
+    from inductor_plugin.cli import main
+
+    asked = ["explain", "addmm+gelu", "--m", "64", "--n", "4096", "--k", "4096", "--dtype", "bf16", "--target", "sm90a"]
+    said = CliRunner().invoke(main, asked).output
+    assert "on sm90a" in said and "eligible" in said and "no sm90a device here" in said
+    said = CliRunner().invoke(main, [*asked[:-3], "f32", *asked[-2:]]).output
+    assert "not eligible" in said or "f32" in said

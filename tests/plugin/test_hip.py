@@ -108,8 +108,12 @@ def test_alignment_is_what_strides_and_offsets_allow():
         size=size, stride=stride, offset=offset, dtype=torch.bfloat16
     )
     whole, odd = layout((8, 64), (64, 1)), layout((8, 63), (63, 1))
-    assert requests.alignments((whole, odd, layout((8, 64), (64, 1), 4))) == {"align_a": 16, "align_b": 2, "align_c": 8}
-    assert requests.alignments((layout((1, 63), (63, 1)), whole, whole))["align_a"] == 16
+    assert requests.alignments(whole, odd, [whole, layout((8, 64), (64, 1), 4)]) == {
+        "align_a": 16,
+        "align_b": 2,
+        "align_c": 8,
+    }
+    assert requests.alignments(layout((1, 63), (63, 1)), whole, [whole])["align_a"] == 16
 
 
 def test_kernels_for_gfx950_are_built_in_processes_and_stored(tmp_path, monkeypatch):

@@ -1,20 +1,21 @@
-"""Operands inside guarded memory, one call of an RMSNorm kernel anywhere, and the float64 reference to hold it against."""
+"""Operands inside guarded memory, a call of an RMSNorm kernel, and the float64 reference to hold it against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
 
 from flykernels.launch import host
+from flykernels.launch.current import Launcher
 from flykernels.sim import run_on_sim
-from flykernels.targets import gfx950, x86
+from flykernels.targets import sm90a, x86
 from templates.rms_norm import reference
 from templates.rms_norm.arguments import eps_bits, pointers, scalars
 from templates.rms_norm.build import build
-from templates.rms_norm.problem import RMSNormProblem
+from templates.rms_norm.problem import VECTOR_BYTES, RMSNormProblem
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 GUARD = 64  # elements around an operand
@@ -72,46 +73,91 @@ def operands(
     return made
 
 
-def call(p: RMSNormProblem, config, target, made: dict[str, Guarded], threads=2, run: Callable | None = None):
-    """Runs the kernel on guarded operands. On gfx950 in the simulator; returns its counters, one for each launch.
-
-    run(codes, tensors by name, scalars by name, workspace bytes): how to launch elsewhere."""
+def scalars_of(p: RMSNormProblem, config, made: dict[str, Guarded], parts: int, eps: float = EPS) -> dict[str, int]:
+    """The scalar arguments for these operands, by name."""
     rows, width = made["x"].view.shape
-    parts = config.parts_for(rows, width, threads)
     values = {f"{n}_row": g.view.stride(0) for n, g in made.items() if g.view.dim() == 2}
-    values |= {"eps": eps_bits(EPS), "rows": rows, "width": width, "parts": parts}
-    values = {n: values[n] for n in scalars(p)}
+    values |= {"eps": eps_bits(eps), "rows": rows, "width": width, "parts": parts}
+    return {n: values[n] for n in scalars(p)}
+
+
+def call(
+    p: RMSNormProblem, config, target, made: dict[str, Guarded], threads: int = 2, parts: int | None = None,
+    eps: float = EPS,
+):  # fmt: skip
+    """Runs the kernel on guarded operands: on the CPU, on an H200, or in the simulator (the results of each launch)."""
+    rows, width = made["x"].view.shape
+    parts = config.parts_for(rows, width, threads) if parts is None else parts
+    values = scalars_of(p, config, made, parts, eps)
     built = codes(p, config, target)
-    space = config.workspace_bytes(rows, width, parts)
-    if run is not None:
-        return run(built, {n: g.view for n, g in made.items()}, values, space)
-    workspace = torch.full((max(space // 4, 1),), float("nan"))
+    workspace = torch.full((max(config.workspace_bytes(rows, width, parts) // 4, 1),), float("nan"))
+    if target is sm90a:
+        return on_the_device(built, made, workspace, values)
     results = []
     for code in built:
-        tensors = {n: g.buffer for n, g in made.items()} | {"workspace": workspace}
         if target is x86:
             addresses = {n: g.view.data_ptr() for n, g in made.items()} | {"workspace": workspace.data_ptr()}
-            host.load(code).launcher()(*((addresses | values)[a.name] for a in code.arguments))
+            launch = host.load(code).launcher(threads)
+            launch(*((addresses | values)[a.name] for a in code.arguments))
         else:
             fresh = {*results_of(p)} - ({"sum", "dx"} if code is not built[0] else set())
             fresh |= {"workspace"} if code is not built[-1] else set()
-            results.append(simulate(code, made, tensors, values, fresh))
+            results.append(simulate(code, made, workspace, values, fresh))
     return results
 
 
-def simulate(code, made, tensors, values, results):
-    """One launch in the simulator, the checker silent; results: what nobody has written before."""
-    grid = (*code.grid_for(values), 1, 1)[:3]
-    given = []
-    for a in code.arguments:
-        if a.kind == "pointer":
-            given.append(made[a.name].view if a.name in made else tensors[a.name])
-        else:
-            given.append(np.int32(values[a.name]) if a.kind == "i32" else np.int64(values[a.name]))
+def on_the_device(built, made: dict[str, Guarded], workspace: torch.Tensor, values: dict[str, int]) -> None:
+    """Launches on torch's current stream, on copies of the operands in their guard zones, which come back.
+
+    A copy starts as far from a multiple of 16 bytes as the operand does."""
+    there = {}
+    for name, g in made.items():
+        off = g.view.data_ptr() - g.buffer.data_ptr()
+        lead = (g.view.data_ptr() - off) % VECTOR_BYTES // g.buffer.element_size()
+        room = torch.empty(g.buffer.numel() + lead, dtype=g.buffer.dtype, device="cuda")[lead:]
+        room.copy_(g.buffer)
+        there[name] = room, room.data_ptr() + off
+    addresses = {name: address for name, (_, address) in there.items()}
+    space = workspace.cuda()
+    for code in built:
+        given = addresses | values | {"workspace": space.data_ptr()}
+        Launcher(code)(*(given[a.name] for a in code.arguments))
+    torch.cuda.synchronize()
+    for name, g in made.items():
+        g.buffer.copy_(there[name][0])
+
+
+def simulate(code, made, workspace, values, results):
+    """One launch in the simulator, the checker silent; results: names of what nobody has written before."""
+    given, grid = listed(code, made, workspace, values)
     if 0 in grid:
         return None
     outputs = [i for i, a in enumerate(code.arguments) if a.name in results]
     return run_on_sim(code, given, grid=grid, outputs=outputs).raise_for_findings()
+
+
+def listed(code, made, workspace, values):
+    """(arguments in order as the simulator takes them, grid)."""
+    tensors = {n: g.view for n, g in made.items()} | {"workspace": workspace}
+    number = {"i32": np.int32, "i64": np.int64}
+    given = [tensors[a.name] if a.kind == "pointer" else number[a.kind](values[a.name]) for a in code.arguments]
+    return given, (*code.grid_for(values), 1, 1)[:3]
+
+
+def arguments_of(p: RMSNormProblem, config, code, made: dict[str, Guarded]):
+    """(arguments, grid) of a launch on copies of these operands that start where memory is aligned."""
+    aligned = {n: Aligned(g.view.clone()) for n, g in made.items()}
+    rows, width = made["x"].view.shape
+    parts = config.parts_for(rows, width)
+    workspace = torch.zeros(max(config.workspace_bytes(rows, width, parts) // 4, 1))
+    return listed(code, aligned, workspace, scalars_of(p, config, aligned, parts))
+
+
+@dataclass
+class Aligned:
+    """A tensor by itself."""
+
+    view: torch.Tensor
 
 
 def check(p: RMSNormProblem, made: dict[str, Guarded], eps: float = EPS):
@@ -138,6 +184,3 @@ def run(p: RMSNormProblem, config, target, rows: int, width: int | None = None, 
     out = call(p, config, target, made)
     check(p, made)
     return out
-
-
-TARGETS = {"x86": x86, "gfx950": gfx950}

@@ -64,42 +64,51 @@ KINDS = ("normal", "ascending", "descending", "constant", "ties", "few", "specia
 class Case:
     """A launch's arrays: x with `pad` NaNs after each row, results full of poison with a guard row and guard columns.
 
-    x starts `offset` elements into its storage."""
+    x starts `offset` elements into its storage. Layout "any": the tensors are (outer, along, inner + pad) with so many
+    NaNs between, and `inner` of the rows are neighbours."""
 
-    def __init__(self, p: TopKProblem, x: np.ndarray, pad: int = 0, offset: int = 0, guard: int = 1):
-        self.p, self.pad, self.guard = p, pad, guard
-        stored = store(x, p.dtype)
-        self.kind = stored.dtype
-        poison = np.float32(np.nan) if p.dtype == "f32" else np.uint16(0x7FC1)
-        row = p.width + pad
-        self.storage = np.full(offset + p.rows * row, poison, self.kind)
+    def __init__(self, p: TopKProblem, x: np.ndarray, pad: int = 0, offset: int = 0, inner: int = 1):
+        self.p = p
+        self.stored = store(x, p.dtype)
+        kind, poison = self.stored.dtype, np.float32(np.nan) if p.dtype == "f32" else np.uint16(0x7FC1)
+        self.inner, outer = inner, p.rows // inner
+        assert outer * inner == p.rows
+        if p.layout == "last":
+            row = p.width + pad
+            x_at, out_at = np.arange(p.rows)[:, None] * row + np.arange(p.width), np.arange(p.rows)[:, None] * (p.k + 1)
+            out_at = out_at + np.arange(p.k)
+            self.strides = {"x": (row,), "values": (p.k + 1,), "indices": (p.k + 1,)}
+            sizes = p.rows * row, (p.rows + 1) * (p.k + 1)
+        else:
+            wide = inner + pad
+            r = np.arange(p.rows)
+            at = lambda n: (r // inner * n * wide + r % inner)[:, None] + np.arange(n) * wide
+            x_at, out_at = at(p.width), at(p.k)
+            self.strides = {n: (s * wide, wide, 1) for n, s in (("x", p.width), ("values", p.k), ("indices", p.k))}
+            sizes = outer * p.width * wide, (outer + 1) * p.k * wide
+        self.out_at = out_at
+        self.storage = np.full(offset + sizes[0], poison, kind)
         self.x = self.storage[offset:]
-        self.x.reshape(p.rows, row)[:, : p.width] = stored
-        self.values = np.full((p.rows + guard, p.k + guard), poison, self.kind)
-        self.indices = np.full((p.rows + guard, p.k + guard), POISON_INDEX, np.int64)
-        self.stored = stored
+        self.x[x_at] = self.stored
+        self.values, self.indices = np.full(sizes[1], poison, kind), np.full(sizes[1], POISON_INDEX, np.int64)
 
     def scalars(self, config: TopKConfig) -> tuple[int, ...]:
-        wide = self.p.k + self.guard
-        strides = {"x": (self.p.width + self.pad,), "values": (wide,), "indices": (wide,)}
-        return scalar_values(self.p, config, strides)
+        return scalar_values(self.p, config, self.strides, self.inner)
 
     def check(self):
         p = self.p
         want = reference(numbers(self.stored, p.dtype), p.k, p.largest)
-        got = self.indices[: p.rows, : p.k]
+        got = self.indices[self.out_at]
         wrong = np.argwhere(got != want)
-        assert not len(wrong), (
-            f"{len(wrong)} indices differ, first at {wrong[0]}: {got[wrong[0][0]][:20]}, not {want[wrong[0][0]][:20]}"
-        )
+        if len(wrong):
+            row = wrong[0][0]
+            raise AssertionError(
+                f"{len(wrong)} indices differ, first at {wrong[0]}: {got[row][:20]}, not {want[row][:20]}"
+            )
         bits = np.uint32 if p.dtype == "f32" else np.uint16
         exact = np.take_along_axis(self.stored.view(bits), want, 1)
-        assert np.array_equal(self.values[: p.rows, : p.k].view(bits), exact), (
-            "values are not the elements, bit for bit"
-        )
-        assert (self.indices[p.rows :] == POISON_INDEX).all() and (self.indices[:, p.k :] == POISON_INDEX).all()
-        outside = np.ones(self.values.shape, bool)
-        outside[: p.rows, : p.k] = False
-        assert np.isnan(numbers(self.values[outside].copy(), p.dtype)).all(), (
-            "something outside the results was written"
-        )
+        assert np.array_equal(self.values[self.out_at].view(bits), exact), "values are not the elements, bit for bit"
+        outside = np.ones(len(self.values), bool)
+        outside[self.out_at] = False
+        assert (self.indices[outside] == POISON_INDEX).all(), "an index was written outside the results"
+        assert np.isnan(numbers(self.values[outside], p.dtype)).all(), "a value was written outside the results"

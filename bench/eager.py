@@ -1,0 +1,104 @@
+"""What the user's eager call costs where arithmetic is a small part of it: calls of ours, and calls that stay ATen's.
+
+F.rms_norm and torch.topk are called as a program calls them, with eager operators on and off in turn, round by round,
+in one process. What a case is, is decided before (and forced to ours: the call is measured, whatever would win). Calls
+that fall through are of dtypes that kernels do not take: with eager operators on they go to ATen, after a look.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from .common import Report, geomean, parser
+
+ROUNDS, CALLS = 60, 100
+
+
+def main(argv: list[str]) -> int:
+    """Measures, prints and judges; 0 if the bars are met."""
+    options = parser("eager", __doc__.split("\n", 1)[0])
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    given = options.parse_args(argv)
+    import torch
+
+    from inductor_plugin import eager, eager_gate
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("eager: --device cuda needs a GPU that torch can use")
+        return 2
+    measured, eager_gate.interleaved = eager_gate.interleaved, _ours_first
+    report = Report("eager", "measured on H200" if given.device == "cuda" else "measured on CPU")
+    try:
+        calls = _calls(given.device)
+        eager.enable([given.device])
+        for _, call, _ in calls:
+            call()
+    finally:
+        eager_gate.interleaved = measured
+    times: dict[tuple[str, bool], list[float]] = {(name, on): [] for name, _, _ in calls for on in (False, True)}
+    wait = torch.cuda.synchronize if given.device == "cuda" else lambda: None
+    for _ in range(ROUNDS):
+        for on in (False, True):
+            eager.enable([given.device]) if on else eager.disable()
+            for name, call, _ in calls:
+                times[name, on].append(_seconds(call, wait))
+    eager.disable()
+    kept: dict[bool, list[float]] = {False: [], True: []}
+    for name, _, ours in calls:
+        aten, mine = times[name, False], times[name, True]
+        ratio = statistics.median(a / m for a, m in zip(aten, mine))
+        kept[ours].append(ratio)
+        us = lambda t: statistics.median(t) * 1e6
+        report.row(call=name, served_by="ours" if ours else "ATen", off_us=us(aten), on_us=us(mine), ratio=ratio)
+    report.bar("ATen's call / ours, geomean", geomean(kept[True]), at_least=1.0)
+    report.bar("ATen's call / ours, least", min(kept[True]), at_least=0.95)
+    report.bar("ATen's call / the same through the look-up, least", min(kept[False]), at_least=0.95)
+    report.note(f"medians of {ROUNDS} rounds of {CALLS} calls; ratio: of the rounds' own. torch {torch.__version__}.")
+    return report.close(given.json)
+
+
+def _ours_first(ways, run, wait) -> dict[str, list[float]]:
+    """In the place of a measurement: whatever is right and is not ATen's wins."""
+    from inductor_plugin.eager_gate import ATEN
+
+    return {name: [2.0 if name == ATEN else 1.0] for name, _ in ways}
+
+
+def _calls(device: str) -> list[tuple[str, Callable, bool]]:
+    """(name, call, whether kernels take it)."""
+    import torch
+    import torch.nn.functional as F
+
+    x, few, more = (torch.randn(*s, device=device) for s in ((1, 1024), (1, 128), (16, 128)))
+    weight = torch.randn(1024, device=device)
+    trained = weight.clone().requires_grad_()
+    dy, wide, numbers = torch.randn_like(x), x.double(), torch.arange(128, device=device)
+
+    def inference():
+        with torch.inference_mode():
+            return F.rms_norm(x, (1024,), weight)
+
+    def step():
+        return torch.autograd.grad(F.rms_norm(x, (1024,), trained), trained, dy)
+
+    return [
+        ("rms_norm 1x1024 f32", lambda: F.rms_norm(x, (1024,), weight), True),
+        ("rms_norm 1x1024 f32, inference mode", inference, True),
+        ("rms_norm 1x1024 f32, forward and backward", step, True),
+        ("topk 1x128 k=6 f32", lambda: torch.topk(few, 6), True),
+        ("topk 16x128 k=6 f32", lambda: torch.topk(more, 6), True),
+        ("rms_norm 1x1024 f64", lambda: F.rms_norm(wide, (1024,)), False),
+        ("topk 128 k=6 int64", lambda: torch.topk(numbers, 6), False),
+    ]
+
+
+def _seconds(call: Callable, wait: Callable) -> float:
+    call()
+    wait()
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    wait()
+    return (time.perf_counter() - start) / CALLS

@@ -1,0 +1,96 @@
+"""The sm_90a GEMM without a GPU: what is compiled, what it needs, that ptxas neither spills nor serialises wgmma."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flykernels.codeobject import CodeObject
+from flykernels.lang import TraceError
+from flykernels.targets import sm90a
+from flykernels.targets.sm90a import AssemblerError, assembled, find_ptxas
+from templates.gemm.build import build, build_from_json
+from templates.gemm.problem import GemmProblem
+from templates.gemm.sm90a_config import Sm90aConfig as Config
+from templates.gemm.sm90a_config import shared_memory
+from templates.gemm.sm90a_work import slot_bytes
+
+NT = GemmProblem(4096, 4096, "bf16", "bf16", b="col")
+SMALL = Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1))
+CASES = {
+    "small M": (NT, Config(tile_m=16, tile_n=32, tile_k=128, stages=12, groups=(1, 1), evict="b", warm=True)),
+    "large": (NT, Config(tile_n=256, persistent=True, tma_store=True, cluster=(2, 1))),
+    "NN, f16": (replace(NT, b="row", dtype="f16", out_dtype="f16"), Config(tile_n=96)),
+    "TN": (replace(NT, a="col", b="row"), Config(stages=3, cluster=(1, 2))),
+    "TT": (replace(NT, a="col"), Config(tile_n=320, groups=(1, 2), stages=3)),
+    "fused": (replace(NT, bias="row", activation="silu", residual=True), Config(tile_n=256, tma_store=True)),
+    "any bias, f32": (replace(NT, bias="full", out_dtype="f32"), SMALL),
+    "C in pairs": (replace(NT, n=4090, align_c=4, residual=True), SMALL),
+    "C one by one": (replace(NT, n=4095, align_c=2), SMALL),
+    "split": (NT, replace(SMALL, split_k=4)),
+    "streamed": (NT, Config(stream_k=132)),
+    "batched": (replace(NT, batched=True), Config(persistent=True)),
+    "copied": (replace(NT, align_a=4), Config("mma", 64, 64, 64, 4, (1, 1))),
+    "gathered": (replace(NT, b="any", align_b=2), Config("mma", 64, 64, 32, 2, (1, 1), split_k=2)),
+}
+
+
+@pytest.mark.parametrize("p, config", CASES.values(), ids=CASES)
+def test_compiles(p, config):
+    code = build(p, config, sm90a)
+    assert (code.spills == 0 and "wgmma" in code.text) or config.kind == "mma"
+    if find_ptxas():
+        assert 0 < code.registers <= 255 and code.spills == 0 and code.shared_bytes == 0
+        assert code.binary[:4] == b"\x7fELF"
+    assert code.dynamic_bytes <= sm90a.limits.shared_bytes and code.cluster == config.cluster_size
+    assert [t.name for t in code.tensor_maps] == (
+        [] if config.kind == "mma" else ["a_map", "b_map", *(["c_map"] if config.tma_store else [])]
+    )
+    assert code.workspace_for({"m": 100, "batch": 1}) % slot_bytes(config) == 0
+    assert CodeObject.from_bytes(code.to_bytes()) == code
+    assert build_from_json(p, config.key(), "sm90a") == code
+
+
+def test_the_grid_follows_m():
+    code = build(NT, SMALL, sm90a)
+    assert code.grid_for({"m": 0}) == (0,) and code.grid_for({"m": 65}) == (2 * 64,)
+    stays = build(NT, replace(SMALL, persistent=True, cluster=(2, 1)), sm90a)
+    assert stays.grid_for({"m": 128}) == (128,) and stays.grid_for({"m": 4096}) == (132,)
+    split = build(NT, replace(SMALL, split_k=4), sm90a)
+    assert split.grid_for({"m": 65}) == (2 * 64 * 4,)
+    assert split.workspace_for({"m": 65}) == 2 * 64 * 4 * slot_bytes(replace(SMALL, split_k=4))
+    streamed = build(NT, Config(stream_k=132), sm90a)
+    assert streamed.grid_for({"m": 1}) == (132,) and streamed.grid_for({"m": 0}) == (0,)
+
+
+def test_what_tma_cannot_read_is_refused():
+    with pytest.raises(TraceError, match="TMA needs 16"):
+        build(replace(NT, align_a=8), SMALL, sm90a)
+    with pytest.raises(ValueError, match="f32"):
+        build(replace(NT, dtype="f32", out_dtype="f32"), SMALL, sm90a)
+    with pytest.raises(TraceError, match="shared memory"):
+        build(NT, Config(tile_n=256, stages=5), sm90a)
+
+
+def test_roles_and_registers():
+    assert SMALL.workgroup_size == 128 + 32 and Config().workgroup_size == 256 + 128
+    assert Config(beside=2).workgroup_size == 256 + 32 and Config().registers == 232
+    both = 2 * shared_memory(NT, Config(beside=2, stages=3)).total
+    assert both <= sm90a.limits.shared_bytes
+
+
+def test_without_ptxas_the_driver_compiles(monkeypatch):
+    monkeypatch.setattr("flykernels.targets.sm90a.find_ptxas", lambda: None)
+    code = build(NT, SMALL, sm90a)
+    assert code.binary.decode() == code.text and ".target sm_90a" in code.text and code.registers == 0
+    assert code.source["assembler"] == "the driver" and code.dynamic_bytes > 0
+
+
+@pytest.mark.parametrize("says, found", [("C7510: Potential Performance Loss", "serialises"), ("error", "refused")])
+def test_what_ptxas_says_is_heeded(tmp_path, says, found):
+    script = tmp_path / "ptxas"
+    script.write_text(f"#!/bin/sh\necho 'ptxas info : ({says})' >&2\nexit {int(found == 'refused')}\n")
+    script.chmod(0o755)
+    with pytest.raises(AssemblerError, match=found):
+        assembled(str(script), "gemm", ".version 8.4")

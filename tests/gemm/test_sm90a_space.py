@@ -1,0 +1,59 @@
+"""Which configurations sm_90a offers for a problem: few, each with a reason, all within the hardware's limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flykernels.targets import sm90a
+from templates.gemm.build import build
+from templates.gemm.problem import GemmProblem
+from templates.gemm.space import candidates
+from templates.gemm.space_sm90a import KEPT, limit
+
+NT = GemmProblem(4096, 4096, "bf16", "bf16", b="col")
+SHAPES = [(m, n, k) for m in (16, 64, 256, 1024, 4096) for n, k in ((4096, 4096), (14336, 4096), (4096, 14336))]
+
+
+@pytest.mark.parametrize("m, n, k", SHAPES)
+def test_a_few_with_reasons(m, n, k):
+    space = candidates(replace(NT, n=n, k=k, m_hint=m), sm90a)
+    assert 4 <= len(space.kept) <= KEPT
+    configs = [c.config for c in space.kept]
+    assert len(set(configs)) == len(configs)
+    assert all(c.reason for c in space.kept) and all(d.reason for d in space.dropped)
+    if m <= 256:  # whether B comes from L2 or from memory is the caller's matter: both are offered
+        assert {"none", "b"} <= {c.evict for c in configs}
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.data())
+def test_every_problem_that_is_served_has_candidates(data):
+    draw = lambda *values: data.draw(st.sampled_from(values))
+    align = draw(2, 4, 8, 16)
+    p = GemmProblem(
+        data.draw(st.integers(1, 20000)), data.draw(st.integers(1, 20000)), draw("bf16", "f16"), draw("bf16", "f32"),
+        draw("row", "col", "any"), draw("row", "col", "any"), draw(False, True), draw("none", "row", "full"),
+        draw("none", "gelu"), draw(False, True), False, data.draw(st.integers(1, 20000)), align, align, 4,
+    )  # fmt: skip
+    space = candidates(p, sm90a)
+    assert 1 <= len(space.kept) <= KEPT
+    for c in space.kept:
+        assert limit(p, c.config, sm90a.limits) is None
+        assert (c.config.kind == "mma") == (align < 16 or "any" in (p.a, p.b))
+
+
+def test_what_is_not_served():
+    for p in (replace(NT, dtype="f32", out_dtype="f32"), replace(NT, packed_b=True)):
+        space = candidates(p, sm90a)
+        assert not space.kept and space.dropped[0].reason
+
+
+@pytest.mark.parametrize("m", [16, 256, 4096])
+def test_candidates_compile_without_spills(m):
+    p = replace(NT, m_hint=m, bias="row", activation="silu")
+    for c in candidates(p, sm90a).kept[:4]:
+        assert build(p, c.config, sm90a).spills == 0
