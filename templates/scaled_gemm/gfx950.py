@@ -37,7 +37,7 @@ def why_not(p: ScaledGemmProblem) -> str | None:
         if min(align, rows & -rows) < ALIGN:
             return (
                 f"{name}'s rows along K begin at multiples of {align} bytes and have {rows}; direct loads move "
-                f"{ALIGN}: K must be a multiple of {K_STEP} (FP4: {2 * K_STEP}), pointer and row stride of {ALIGN} bytes"
+                f"{ALIGN}: K must be a multiple of {K_STEP} (FP4: {2 * K_STEP}), pointer and stride of {ALIGN} bytes"
             )
     return None
 
