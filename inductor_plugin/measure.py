@@ -141,14 +141,10 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             if self.spec.op == scaled.OP:
                 tensors = tuple(scaled.sane(self.spec.problem, tensors))
             kernel(*tensors, out=out)
-            check(
-                *(
-                    scaled.as_dense(self.spec.problem, tensors)
-                    if self.spec.op == scaled.OP
-                    else (self.spec, list(tensors))
-                ),
-                out,
-            )
+            dense, operands = self.spec, list(tensors)
+            if self.spec.op == scaled.OP:
+                dense, operands = scaled.as_dense(self.spec.problem, tensors)
+            check(dense, operands, out)
             counters["benchmarks"] += 1
             milliseconds = self.do_bench(lambda: kernel(*tensors, out=out), *tensors, out=out)
             return Timing(self.spec.name, round(milliseconds * 1e3, 3), self.spec.config, artefact)

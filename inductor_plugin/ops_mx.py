@@ -95,8 +95,8 @@ def _check_linear(x: Any, w: Any, bias: Any, dtype: Any) -> None:
         raise ValueError(f"scaled_linear: dtype is {dtype}; MX formats are {', '.join(map(str, FORMAT_DTYPES))}")
     if torch.is_grad_enabled() and x.requires_grad and w.shape[0] % BLOCK:
         raise ValueError(
-            f"scaled_linear: N = {w.shape[0]} is not a multiple of {BLOCK}, which x's gradient sums over: pad w with rows "
-            "of zeros, or detach x"
+            f"scaled_linear: N = {w.shape[0]} is not a multiple of {BLOCK}, which x's gradient sums over: pad w with "
+            "rows of zeros, or detach x"
         )
 
 

@@ -1,4 +1,4 @@
-"""Scaled products (aten._scaled_mm, and _scaled_mm_v2 where Inductor lowers it to the same call) as the plugin sees them.
+"""Scaled products as the plugin sees them: aten._scaled_mm, and _scaled_mm_v2 where Inductor lowers it to that call.
 
 ATen's candidate is read for what is asked; the kernel is called, or ATen where operands do not lie as it was built for;
 and for the comparison with ATen there is the dense product of the dequantised operands. MX blocks (one E8M0 scale for
@@ -52,7 +52,7 @@ def request_from(aten: Any) -> Any:
         size, stride = (layout.size, layout.stride) if x is None else (x.get_size(), x.get_stride())
         if unit_stride(size, stride) != wanted:
             raise NotEligible(f"{name} has strides {list(stride)}: it must be {wanted}-major")
-    aligned = alignments((a.get_layout(), b.get_layout(), layout))
+    aligned = alignments(a.get_layout(), b.get_layout(), [layout])
     p = ScaledGemmProblem(
         n=n_, k=depths[0], a_dtype=kinds[0].name, b_dtype=kinds[1].name,
         scaling=_scaling(scale_a, scale_b, m_, n_, depths[0]), out_dtype=element_type(str(layout.dtype)).name,
@@ -147,7 +147,7 @@ def as_dense(p: ScaledGemmProblem, inputs: Sequence[Any]) -> tuple[Any, list[Any
 
 
 def sane(p: ScaledGemmProblem, inputs: Sequence[Any]) -> list[Any]:
-    """Operands like `inputs` whose numbers are finite and of moderate size: what a benchmark made may hold any bytes."""
+    """Operands like `inputs` with finite numbers of moderate size: what a benchmark made may hold any bytes."""
     import torch
 
     out = []
@@ -214,7 +214,8 @@ def _aligned(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, o
     size = out.element_size()
     return (
         (a.data_ptr() | a.stride(0)) % ALIGN == 0 and (b.data_ptr() | b.stride(1)) % ALIGN == 0
-        and (out.data_ptr() | out.stride(0) * size) % p.align_c == 0 and (scale_a.data_ptr() | scale_b.data_ptr()) % 4 == 0
+        and (out.data_ptr() | out.stride(0) * size) % p.align_c == 0
+        and (scale_a.data_ptr() | scale_b.data_ptr()) % 4 == 0
     )  # fmt: skip
 
 

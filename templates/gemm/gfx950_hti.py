@@ -60,9 +60,9 @@ def interleaved_loop(
     """({(row half, column half): the quadrant's sums}, the rings, whose LDS is free).
 
     a, b: the workgroup's (rows, K) of A and (columns, K) of B; either may end anywhere. mma: one quadrant's.
-    last: of the rings, see `Ring`. ring_of(which, the half's view, its rows, number of the half): the ring of a half, if
-    not `operand_ring`. slots: rings of what goes with several K tiles (`per`), each brought in while the one before is
-    read; `slots.of(half)` goes with a half."""
+    last: of the rings, see `Ring`. ring_of(which, the half's view, its rows, number of the half): the ring of a half,
+    if not `operand_ring`. slots: rings of what goes with several K tiles (`per`), each brought in while the one before
+    is read; `slots.of(half)` goes with a half."""
     phases, (half_m, half_n) = SCHEDULES[cfg.schedule], cfg.part
     ring_of = ring_of or (lambda which, view, rows, _: operand_ring(k, p, cfg, which, view, rows, last))
     ring = {

@@ -36,8 +36,8 @@ def why_not(p: ScaledGemmProblem) -> str | None:
     for name, align, rows in (("A", p.align_a, p.row_bytes("a")), ("B", p.align_b, p.row_bytes("b"))):
         if min(align, rows & -rows) < ALIGN:
             return (
-                f"{name}'s rows along K begin at multiples of {align} bytes and have {rows}; direct loads move {ALIGN}: "
-                f"K must be a multiple of {K_STEP} (FP4: {2 * K_STEP}), pointer and row stride of {ALIGN} bytes"
+                f"{name}'s rows along K begin at multiples of {align} bytes and have {rows}; direct loads move "
+                f"{ALIGN}: K must be a multiple of {K_STEP} (FP4: {2 * K_STEP}), pointer and stride of {ALIGN} bytes"
             )
     return None
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from flykernels.lang.matrix import MatrixAtom
 from flykernels.dtypes import DType
+from flykernels.lang.matrix import MatrixAtom
 from flykernels.layout import IDENTITY, Mode, Swizzle, ThreadValues, bank_conflicts
 from flykernels.microscaling import BLOCK, FORMATS
 from flykernels.targets import gfx950

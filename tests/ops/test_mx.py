@@ -1,4 +1,4 @@
-"""mx_quantize, mx_matmul and scaled_linear: bytes against the numpy reference, gradients, bad input, compiled graphs."""
+"""mx_quantize, mx_matmul, scaled_linear: bytes against the numpy reference, gradients, bad input, compiled graphs."""
 
 from __future__ import annotations
 

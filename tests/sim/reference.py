@@ -221,6 +221,14 @@ def half_op(f):
     return g
 
 
+def half_maximum(a: int, b: int) -> int:
+    """The greater of two f16, +0 above -0; the first NaN if there is one."""
+    x, y = f16(a), f16(b)
+    if math.isnan(x) or math.isnan(y):
+        return a if math.isnan(x) else b
+    return a if (x, math.copysign(1, x)) > (y, math.copysign(1, y)) else b
+
+
 def med3(a: int, b: int, c: int) -> int:
     if isnan(a) or isnan(b) or isnan(c):
         return number_min(number_min(a, b), c)
@@ -361,6 +369,7 @@ VECTOR = [
         | (max(-128, min(127, s32(b) >> (c & 31))) & 255) << 8, False),
     ("v_cvt_flr_i32_f32 {d}, {a}", floor_int, False),
     ("v_cvt_off_f32_i4 {d}, {a}", lambda a: bits32(((a & 15 ^ 8) - 8) / 16), True),
+    ("v_pk_maximum3_f16 {d}, {a}, {b}, {a}", pk16(half_maximum), False),
     ("v_add_u16 {d}, {a}, {b}", lambda a, b: a + b & 0xFFFF, False),
     ("v_lshrrev_b16 {d}, {a}, {b}", lambda a, b: (b & 0xFFFF) >> (a & 15), False),
 ]  # fmt: skip
