@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from tuning_cache import Entry, Timing
 
-from . import gpu_timing, kernels, private, settings
+from . import gpu_timing, kernels, private, runoff, settings
 from .choices import Choice, specs
 from .devices import device_for
 from .kernels import Spec
@@ -88,7 +90,7 @@ def _measure(request: Request, plain: Request, entry: Entry | None, materialised
     best = min(ways, key=ways.__getitem__)
 
     choices = [Choice(request, spec) for spec in _likely(specs(request, entry), base)]
-    milliseconds = private.benchmark_apart(choices)
+    milliseconds = runoff.among_ours(private.benchmark_apart(choices))
     winner = min(choices, key=lambda c: milliseconds[c], default=None)
     fused_wins = winner is not None and milliseconds[winner] * 1e3 < ways[best]
     unfused = Timing(
@@ -106,7 +108,7 @@ def _likely(found: list[Spec], base: Entry) -> list[Spec]:
     measured = [t for t in base.timings.values() if t.config is not None and t.microseconds is not None]
     if not measured or not found or found[0].target == "x86":
         return found
-    best = [t.config for t in sorted(measured, key=lambda t: t.microseconds)[:LIKELY]]
+    best = [t.config for t in sorted(measured, key=lambda t: t.microseconds or 0.0)[:LIKELY]]
     return [spec for spec in found if spec.config in best] or found
 
 
@@ -130,6 +132,8 @@ def _epilogue_microseconds(request: Request, plain: Request) -> float:
     if c.device.type == "cpu":
         return names.benchmarker.benchmark_cpu(run) * 1e3
     # Inductor's loop is one kernel, and on a GPU a launch and one pass over memory are all that counts.
-    once = (lambda: c.add(other)) if other is not None else activation and (lambda: activation(c))
     with private.on_device(c.device):
-        return gpu_timing.milliseconds([once or (lambda: c.add(row))])[0] * 1e3
+        tensors = lambda: (torch.randn_like(c), other if other is None else torch.randn_like(c))
+        once = lambda x, y: x.add(y) if y is not None else activation(x) if activation is not None else x.add(row)
+        calls: Callable[[int], list] = lambda count: [functools.partial(once, *tensors()) for _ in range(count)]
+        return gpu_timing.in_turns([calls], 2 * c.numel() * c.element_size())[0] * 1e3

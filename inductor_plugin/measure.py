@@ -6,6 +6,7 @@ quarantined in the cache, with the reason and the inputs' description, and gets 
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from dataclasses import replace
@@ -106,11 +107,16 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             log.warning("%s: not measured: %s: %s", self.spec.name, type(e).__name__, e)
             return math.inf
 
-    def runnable(self) -> Any:
-        """A function without arguments that runs the candidate, on tensors made for it."""
-        tensors, out = [m.to_tensor() for m in self.input_tensor_meta], self.output_tensor_meta.to_tensor()
-        kernel = kernels.callable_for(self.spec)
-        return lambda: kernel(*tensors, out=out)
+    def calls(self, count: int) -> list[Any]:
+        """Functions without arguments that run the candidate, each on tensors made for it."""
+        kernel, made = kernels.callable_for(self.spec), lambda: [m.to_tensor() for m in self.input_tensor_meta]
+        return [functools.partial(kernel, *made(), out=self.output_tensor_meta.to_tensor()) for _ in range(count)]
+
+    @property
+    def bytes(self) -> int:
+        """Of a call's tensors, if they are dense."""
+        metas = [*self.input_tensor_meta, self.output_tensor_meta]
+        return sum(math.prod(m.sizes) * m.dtype.itemsize for m in metas)
 
     def _measured(self, *tensors: Any, out: Any) -> Timing:
         """_measure; where memory runs out once more after torch has given back what it keeps, without a time."""
@@ -156,7 +162,7 @@ class GpuRequest(names.GPUDeviceBenchmarkMixin, _Request):  # type: ignore[name-
     def do_bench(self, fn: Any, *_: Any, **__: Any) -> float:
         from . import gpu_timing
 
-        return gpu_timing.milliseconds([fn])[0]
+        return gpu_timing.alone(fn)
 
     def _measure(self, *tensors: Any, out: Any) -> Timing:
         import torch

@@ -232,19 +232,19 @@ def on_device(device: Any) -> Any:
     return torch.cuda.device(device)
 
 
-def runnable(choice: Any) -> Any:
-    """A function without arguments that runs a candidate of Inductor's own, on tensors made for it."""
+def calls(choice: Any, count: int) -> list:
+    """Functions without arguments that run a candidate of Inductor's own, each on tensors made for it."""
     names = load().names
-    if isinstance(choice, names.ExternKernelCaller):
-        meta = names.TensorMeta.from_irnodes
-        inputs = [m.to_tensor() for m in meta(list(choice.input_nodes))]
-        call, out = choice.to_callable(), meta(choice.layout).to_tensor()
-        if choice.has_out_variant:
-            return lambda: call(*inputs, out=out)
-        return lambda: call(*inputs)
-    request = choice.bmreq
-    inputs = [m.to_tensor() for m in request.input_tensor_meta]
-    return request.make_run_fn(*inputs, out=request.output_tensor_meta.to_tensor())
+    if not isinstance(choice, names.ExternKernelCaller):
+        request = choice.bmreq
+        made = lambda: [m.to_tensor() for m in request.input_tensor_meta]
+        return [request.make_run_fn(*made(), out=request.output_tensor_meta.to_tensor()) for _ in range(count)]
+    call, meta = choice.to_callable(), names.TensorMeta.from_irnodes
+    inputs, output = meta(list(choice.input_nodes)), meta(choice.layout)
+    made = lambda: [m.to_tensor() for m in inputs]
+    if choice.has_out_variant:
+        return [functools.partial(call, *made(), out=output.to_tensor()) for _ in range(count)]
+    return [functools.partial(call, *made()) for _ in range(count)]
 
 
 UNMEASURED_MILLISECONDS = 1.0  # stands where a time is wanted and the choice is the only one

@@ -4,6 +4,7 @@ Inductor's own times decide who takes part (see gpu_timing for why they decide n
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from typing import Any
@@ -31,6 +32,22 @@ def settle(timings: dict) -> dict:
         return timings
 
 
+def among_ours(milliseconds: dict) -> dict:
+    """Times of candidates of ours alone, the best of them measured as `settle` does, nobody else's below them. On a
+    CPU, or where nothing may be measured here, what it was given. Never raises."""
+    try:
+        valid = sorted((c for c, t in milliseconds.items() if math.isfinite(t)), key=milliseconds.__getitem__)[:OURS]
+        if not valid or valid[0].layout.device.type == "cpu" or private.capturing() or private.tunes_elsewhere():
+            return milliseconds
+        with private.on_device(valid[0].layout.device):
+            times = gpu_timing.in_turns([c.bmreq.calls for c in valid], valid[0].bmreq.bytes)
+        found = {c: t * (1 + measure.INERTIA) for c, t in zip(valid, times)}
+        return {c: found.get(c, max(t, *found.values())) for c, t in milliseconds.items()}
+    except Exception as e:
+        log.warning("our candidates were not measured again: %s: %s", type(e).__name__, e)
+        return milliseconds
+
+
 def _finalists(timings: dict) -> list[Any]:
     """Empty where it is no contest between ours and others on a GPU."""
     valid = sorted((c for c, t in timings.items() if math.isfinite(t)), key=timings.__getitem__)
@@ -44,14 +61,17 @@ def _finalists(timings: dict) -> list[Any]:
 
 def _measured(timings: dict, finalists: list[Any]) -> dict:
     with private.on_device(finalists[-1].layout.device):  # ours
-        runs, kept = [], []
+        makers, kept = [], []
         for choice in finalists:
+            make = choice.bmreq.calls if isinstance(choice, Choice) else functools.partial(private.calls, choice)
             try:
-                runs.append(choice.bmreq.runnable() if isinstance(choice, Choice) else private.runnable(choice))
-                kept.append(choice)
+                make(1)[0]()
             except Exception as e:
                 log.info("%s takes no part in the last round: %s: %s", choices.label(choice), type(e).__name__, e)
-        times = gpu_timing.milliseconds(runs)
+                continue
+            makers.append(make)
+            kept.append(choice)
+        times = gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes)
     found = {c: t * (1 + measure.INERTIA) if isinstance(c, Choice) else t for c, t in zip(kept, times)}
     slowest = max(found.values())
     settled = {c: found.get(c, max(t, slowest)) for c, t in timings.items()}

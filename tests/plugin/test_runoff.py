@@ -21,6 +21,10 @@ class Template:
         self.name, self.description = f"triton_mm_{number}", f"BLOCK_M={number}"
 
 
+def calls_of(choice):
+    return lambda count: [lambda: choices.label(choice)] * count
+
+
 @pytest.fixture
 def contest(monkeypatch):
     """(timings, true times by label): ours, ATen and Triton on a device that is called a GPU."""
@@ -33,7 +37,7 @@ def contest(monkeypatch):
         made.spec, made.name = kernels.Spec("mm", "sm90a", p, {"tile_m": 64 + i}), "ours"
         made.request = SimpleNamespace(key=key, op="mm", m=16)
         made.layout = SimpleNamespace(device=torch.device("cuda", 0))
-        made.bmreq = SimpleNamespace(runnable=lambda made=made: choices.label(made))
+        made.bmreq = SimpleNamespace(calls=calls_of(made), bytes=1 << 20)
         ours.append(made)
     aten = names.ExternKernelCaller.__new__(names.ExternKernelCaller)
     aten.name = "mm"
@@ -41,8 +45,8 @@ def contest(monkeypatch):
     timings = {c: 0.03 + 0.001 * i for i, c in enumerate(ours)} | {c: 0.02 + 0.001 * i for i, c in enumerate(others)}
     true = {}
     monkeypatch.setattr(private, "on_device", lambda device: nullcontext())
-    monkeypatch.setattr(private, "runnable", lambda choice: choices.label(choice))
-    monkeypatch.setattr(gpu_timing, "milliseconds", lambda runs: [true.get(r, 0.015) for r in runs])
+    monkeypatch.setattr(private, "calls", lambda choice, count: calls_of(choice)(count))
+    monkeypatch.setattr(gpu_timing, "in_turns", lambda makers, _: [true.get(m(1)[0](), 0.015) for m in makers])
     monkeypatch.setattr(choices, "with_artefact", lambda spec: spec)
     return timings, true, ours, aten, key
 
@@ -82,12 +86,23 @@ def test_where_there_is_nothing_to_decide_nothing_changes(contest, monkeypatch, 
         ours[0].layout.device = torch.device("cpu")
     else:
 
-        def no_memory(runs):
+        def no_memory(makers, size):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(gpu_timing, "milliseconds", no_memory)
+        monkeypatch.setattr(gpu_timing, "in_turns", no_memory)
     assert runoff.settle(dict(timings)) == timings
     assert settings.store().lookup(key) is None
+
+
+def test_with_an_epilogue_ours_are_measured_in_the_same_way(contest, monkeypatch):
+    _, true, ours, _, _ = contest
+    true |= {ours[0].spec.name: 0.012, ours[1].spec.name: 0.011}
+    given = {c: 0.02 + 0.001 * i for i, c in enumerate(ours)} | {ours[4]: math.inf}
+    settled = runoff.among_ours(dict(given))
+    assert min(settled, key=settled.get) is ours[1] and settled[ours[1]] == pytest.approx(0.011 * 1.02)
+    assert settled[ours[3]] == given[ours[3]] and math.isinf(settled[ours[4]])
+    monkeypatch.setattr(private, "tunes_elsewhere", lambda: True)
+    assert runoff.among_ours(dict(given)) == given and runoff.among_ours({}) == {}
 
 
 def test_with_an_epilogue_only_the_best_configurations_are_tried(contest):
@@ -102,3 +117,61 @@ def test_with_an_epilogue_only_the_best_configurations_are_tried(contest):
     assert [s.config["tile_m"] for s in kept] == [65, 66, 67, 68]
     other = [kernels.Spec("mm+gelu", "sm90a", ours[0].spec.problem, {"tile_m": 7})]
     assert fused_choice._likely(other, settings.store().lookup(key)) == other
+
+
+class Event:
+    """A torch.cuda.Event of a GPU whose time is told by a counter."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing):
+        self.at = math.nan
+
+    def record(self):
+        self.at = Event.now
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+def test_times_are_of_the_calls_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(gpu_timing, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu_timing, "FLUSHED", 64)
+
+    def takes(milliseconds):
+        Event.now += milliseconds
+
+    made = []
+
+    def maker(milliseconds):
+        return lambda count: made.append(count) or [lambda: takes(milliseconds)] * count
+
+    assert gpu_timing.alone(lambda: takes(0.25)) == pytest.approx(0.25)
+    assert gpu_timing.in_turns([maker(0.5), maker(0.125)], size=16) == pytest.approx([0.5, 0.125])
+    assert made == [4] * 2 * gpu_timing.ROUNDS
+
+
+def test_candidates_of_inductor_s_run_on_tensors_of_their_own():
+    """What private.calls takes for granted of ATen's candidates."""
+    seen = {}
+
+    def look(given):
+        aten = next(c for c in given if isinstance(c, private.load().names.ExternKernelCaller))
+        runs = private.calls(aten, 2)
+        seen["results"] = [run() for run in runs]
+        return given
+
+    hooks = private.load().names.get_algorithm_selector_cache().preprocessing_fns
+    hooks.insert(0, look)
+    try:
+        from tests.plugin.conftest import compile_with
+
+        compile_with(lambda bias, a, b: torch.addmm(bias, a, b))(
+            torch.randn(48), torch.randn(20, 32), torch.randn(32, 48)
+        )
+    finally:
+        hooks.remove(look)
+    first, second = seen["results"]
+    assert first.shape == second.shape == (20, 48) and first.data_ptr() != second.data_ptr()
