@@ -77,11 +77,14 @@ class Position:
 
     @property
     def carried(self) -> tuple[Value, Value]:
-        """What a loop carries; `moved` gives the position back."""
+        """What a loop carries; `of` gives the position back."""
         return self.stage, self.parity
 
-    def moved(self, carried) -> Position:
-        return Position(*carried, self.stages)
+    @staticmethod
+    def of(carried, stages: int) -> Position:
+        """The position that `carried` stands for."""
+        stage, parity = carried
+        return Position(stage, parity, stages)
 
 
 def fence_init() -> None:

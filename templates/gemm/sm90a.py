@@ -197,13 +197,13 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stage
             tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), policy[name], masks[name])
 
     def piece(piece: Piece, carried):
-        at = barriers.Position(*carried, cfg.stages)
+        at = barriers.Position.of(carried, cfg.stages)
         row, column = piece.row * cfg.tile_m, piece.column * cfg.tile_n
         batch = {n: (work.batch_of(n, piece),) if p.batched else () for n in "ab"}
 
         @k.loop(piece.first, piece.end, carry=at.carried)
         def after(step, carried):
-            at = barriers.Position(*carried, cfg.stages)
+            at = barriers.Position.of(carried, cfg.stages)
             ring.empty.wait(at.stage, at.parity)
             ring.full.expect(at.stage, ring.room.stage)
             (a, b), barrier = ring.at(at.stage), ring.full.at(at.stage)
@@ -251,7 +251,7 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         return tuple(sums)
 
     def piece(piece: Piece, carried):
-        at = barriers.Position(*carried, cfg.stages)
+        at = barriers.Position.of(carried, cfg.stages)
         box_batch = (work.batch_of("c", piece),) if p.batched else ()
         output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, ring.shelf)
         early = piece.inside is True and not work.shares and cfg.sums <= EARLY_SUMS
@@ -263,7 +263,7 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         @k.loop(piece.first + 1, piece.end, carry=(sums, at.next().carried, at.stage))
         def done(step, carried):
             sums, now, before = carried
-            at = barriers.Position(*now, cfg.stages)
+            at = barriers.Position.of(now, cfg.stages)
             full.wait(at.stage, at.parity)
             sums = product(sums, at.stage, False)
             wgmma.wait(1)

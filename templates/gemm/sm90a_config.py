@@ -296,7 +296,7 @@ def tensor_maps(p: GemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...]:
         box = boxes(shared, sharers).box
         return TensorMap(f"{name}_map", name, (*axes, *batch(name)), (*box, *one), shared.swizzle)
 
-    maps = (operand("a", a, "m", cfg.cluster[1]), operand("b", b, p.n, cfg.cluster[0]))
+    maps: tuple[TensorMap, ...] = (operand("a", a, "m", cfg.cluster[1]), operand("b", b, p.n, cfg.cluster[0]))
     if cfg.tma_store:
         box = (SWIZZLE_MOST // p.output_type.bytes, min(BLOCK_M, cfg.tile_m), *one)
         maps += (TensorMap("c_map", "c", ((p.n, 1), ("m", "c_row"), *batch("c")), box, SWIZZLE_MOST, 0),)

@@ -80,10 +80,11 @@ class Output:
         tile = (cfg.tile_m, cfg.tile_n)
         self.c = view("c").tile(tile, *at)
         self.residual = view("residual").tile(tile, *at) if p.residual else None
+        self.bias: View | None = None
         if p.bias == "row":
             self.bias = view("bias").tile(tile[1:], at[1])
-        else:
-            self.bias = view("bias").tile(tile, *at) if p.bias == "full" else None
+        elif p.bias == "full":
+            self.bias = view("bias").tile(tile, *at)
         self.parts = parts(p, cfg)
         self.wide = stores_wide(p)
 
@@ -138,8 +139,9 @@ class Output:
         if number >= len(self.parts):
             return {}
         k, part, got = self.k, self.parts[number], {}
-        if self.bias is not None and self.cfg.sums <= EARLY_SUMS:
-            got["bias"] = self._bias(part)
+        bias = self._bias(part) if self.cfg.sums <= EARLY_SUMS else None
+        if bias is not None:
+            got["bias"] = bias
         if self.residual is not None:
             got["residual"] = k.fragment(self.taken(part) if self.wide else self.held(part)).load(self.residual)
         return got

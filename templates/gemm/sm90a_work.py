@@ -165,7 +165,7 @@ class Work:
         pairs = [(n, (1, *n[1:])) for n in names if n[0] == 0]
         sums = tuple(acc[a].shuffle(range(VECTOR), acc[b]) for a, b in pairs)
         workspace = self.given["workspace"]
-        shared = True if cfg.split_k > 1 else piece.of > 1
+        shared: Any = True if cfg.split_k > 1 else piece.of > 1
 
         def slot(owner):
             return advance(workspace.pointer, owner.to(i64) * slot_bytes(cfg), i8)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from templates.gemm.stream_k import Stream
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
-@given(st.integers(0, 700), st.integers(1, 40), st.integers(1, 140))
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(st.integers(0, 300), st.integers(1, 24), st.integers(1, 140))
 def test_every_step_is_dealt_out_once(tiles, steps, groups):
     stream = Stream(tiles, steps, groups)
     done: dict = {}
@@ -29,7 +29,7 @@ def test_every_step_is_dealt_out_once(tiles, steps, groups):
         )
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=80)
 @given(st.integers(1, 700), st.integers(1, 40), st.integers(1, 140))
 def test_workgroups_are_equally_busy(tiles, steps, groups):
     stream = Stream(tiles, steps, groups)
