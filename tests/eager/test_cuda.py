@@ -1,4 +1,4 @@
-"""Eager operators on a CUDA or HIP device (collected where there is one): results, gradients, graphs, streams, devices, and what is ATen's there."""
+"""Eager operators on a GPU (collected where there is one): results, gradients, graphs, streams, devices, what is ATen's."""
 
 from __future__ import annotations
 
