@@ -1,4 +1,4 @@
-"""Eager operators on a GPU (collected where there is one): results, gradients, graphs, streams, devices, what is ATen's."""
+"""Eager operators on a GPU (collected where there is one): results, gradients, graphs, streams, what is ATen's."""
 
 from __future__ import annotations
 
