@@ -11,6 +11,8 @@ import torch
 from inductor_plugin import eager, eager_code, eager_gate, settings
 from inductor_plugin.counters import counters
 
+collect_ignore = [] if torch.cuda.is_available() else ["test_cuda.py"]  # what runs on a GPU
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
