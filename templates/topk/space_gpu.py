@@ -35,7 +35,8 @@ def configurations(p: TopKProblem, target) -> Space:
     if p.k <= SHORT_K:
         few = p.rows <= 8 * target.limits.compute_units  # then a row's latency counts, else how many a wave holds
         for lanes in SHORT_LANES if few else reversed(SHORT_LANES):
-            for family in ("rounds", "rows") if p.k <= ROUNDS_K else ("rows",):
+            families = ("rounds", "rows") if p.k <= ROUNDS_K else ("rows",)
+            for family in families if few else reversed(families):  # rounds: less latency, more instructions
                 config = _short(p, family, lanes)
                 if p.width <= config.most_width and config.elements * 4 <= SHORT_BYTES:
                     offer(config, f"{lanes} lanes hold a row of up to {config.most_width} elements")
