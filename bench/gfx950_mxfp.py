@@ -175,7 +175,7 @@ def right(report: Report, kinds: list[str]) -> None:
             seconds.append(time.process_time() - start)
             spilled += bool(code.spills or code.scratch_bytes)
             tried += 1
-            deep = cfg.split_k * cfg.tile_k * (2 * max(cfg.stages, cfg.tiles_a_slot) + 1)
+            deep = cfg.split_k * cfg.tile_k * (2 * max(cfg.stages, cfg.tiles_a_slot) + 2)
             small = replace(p, k=min(p.k, deep), n=min(p.n, 2 * cfg.tile_n))
             if (small, cfg, m) in known:
                 continue

@@ -15,6 +15,7 @@ from . import gfx950
 from .gfx950_config import STEP, ScaledConfig, staged
 from .problem import ALIGN, ScaledGemmProblem
 
+STAGES_MOST = 4
 SUMS_BESIDE_NEXT = 64  # that leave room for a half read early and for scales
 SHAPES = {"16x16x32": "16x16x128", "32x32x16": "32x32x64"}  # of instructions, dense and scaled
 
@@ -87,6 +88,10 @@ def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:
             return f"{which.upper()}'s tile is less than one load of {ALIGN} bytes by {cfg.workgroup_size} threads"
     if cfg.interleaved and p.scaling == "block" and not staged(p):
         return f"K = {p.k}: scales come through registers, for which the interleaved loop has no place"
+    if cfg.stages > STAGES_MOST:
+        return (
+            f"{cfg.stages} stages: LLVM addresses some of them from below LDS's beginning, which the simulator refuses"
+        )
     sums = cfg.tile_m * cfg.tile_n // cfg.workgroup_size  # a lane's
     if cfg.schedule == "eight" and p.scaling == "block" and sums > SUMS_BESIDE_NEXT:
         return f"{sums} sums a lane, scales and the next K tile's first half: more than the registers there are"
