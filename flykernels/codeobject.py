@@ -69,7 +69,8 @@ class TensorMap:
         Axes of stride 0 have size 1; axes of size 1 have the stride of the axis before them times its size, rounded up
         to what is a multiple of 16 bytes for every element type."""
         value = lambda x: arguments[x] if isinstance(x, str) else x
-        sizes, strides = [], []
+        sizes: list[int] = []
+        strides: list[int] = []
         for i, (size, stride) in enumerate((value(n), value(s)) for n, s in self.axes):
             sizes.append(1 if i and stride == 0 else size)
             if i and sizes[-1] == 1:

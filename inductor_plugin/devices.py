@@ -32,14 +32,13 @@ class Device:
     def candidates(self, problem: Any) -> Any:
         """The template's search space for a problem on this machine. Needs MLIR."""
         from flykernels import targets
+        from templates.gemm import space as dense
         from templates.gemm.problem import GemmProblem
+        from templates.scaled_gemm import space as scaled
 
-        if isinstance(problem, GemmProblem):
-            from templates.gemm.space import candidates
-        else:
-            from templates.scaled_gemm.space import candidates
+        space = dense if isinstance(problem, GemmProblem) else scaled
         threads = self.description()["threads"] if self.target == "x86" else 1
-        return candidates(problem, getattr(targets, self.target), threads)
+        return space.candidates(problem, getattr(targets, self.target), threads)
 
 
 @functools.cache

@@ -209,6 +209,8 @@ def teach_scaled_shapes() -> None:
     for name, unpack in (("_scaled_mm", scaled.first_version), ("_scaled_mm_v2", scaled.second_version)):
         packet = getattr(torch.ops.aten, name, None)  # _scaled_mm_v2: not in every version
         op = getattr(packet, "default", None)
+        if op is None:
+            continue
         key = torch._C.DispatchKey.Meta
         known = getattr(op, "py_kernels", {}).get(key)
         if known is None or getattr(known, "of_flykernels", False):
