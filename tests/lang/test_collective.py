@@ -103,7 +103,9 @@ def test_atomics_and_counts():
         def _():
             y.put(board.get(k.thread), k.thread)
 
-        y.put(odd, 3)
+        @k.when(k.thread.equals(3))
+        def _():
+            y.put(odd, 3)
 
     out = np.zeros(4, np.uint32)
     on_sim(kernel, X, out)
