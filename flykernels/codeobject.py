@@ -38,6 +38,51 @@ class Argument:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """A parameter that the launcher makes from the arguments: a CUtensorMap (cuTensorMapEncodeTiled), for TMA.
+
+    It describes a tensor in device memory whose elements lie next to each other along its first axis. Interleave is
+    none, element strides are 1, and what lies outside the tensor reads as zeros.
+
+    name       the parameter's
+    of         the pointer argument it looks through; that argument's dtype is the elements'
+    axes       (size, stride), innermost first, at most 5: ints, or names of scalar arguments; strides count elements,
+               the first is 1. An axis of stride 0 (a broadcast) is encoded with size 1, and the kernel stays at
+               coordinate 0 of it; an axis of size 1 may have any stride, and is encoded with one that is legal.
+    box        elements that one transfer moves along each axis (1 to 256)
+    swizzle    of the box in shared memory: 0 (none), 32, 64 or 128 bytes, which box[0] elements do not exceed
+    promotion  bytes that L2 fetches at least: 0 (none), 64, 128 or 256
+
+    What the CUDA driver demands and a launcher must see to: an address that is a multiple of 16, strides of further
+    axes that are multiples of 16 bytes and below 2**40, sizes of at most 2**32."""
+
+    name: str
+    of: str
+    axes: tuple[tuple[int | str, int | str], ...]
+    box: tuple[int, ...]
+    swizzle: int = 128
+    promotion: int = 256
+
+    def encoded(self, arguments: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(sizes, strides in elements) to encode for these scalar arguments, innermost axis first.
+
+        Axes of stride 0 have size 1; axes of size 1 have the stride of the axis before them times its size, rounded up
+        to what is a multiple of 16 bytes for every element type."""
+        value = lambda x: arguments[x] if isinstance(x, str) else x
+        sizes, strides = [], []
+        for i, (size, stride) in enumerate((value(n), value(s)) for n, s in self.axes):
+            sizes.append(1 if i and stride == 0 else size)
+            if i and sizes[-1] == 1:
+                before = strides[-1] * sizes[i - 1]
+                stride = -(-before // LEGAL_STRIDE) * LEGAL_STRIDE
+            strides.append(stride)
+        return tuple(sizes), tuple(strides)
+
+
+LEGAL_STRIDE = 16  # elements: 16 bytes of any type that has whole bytes
+
+
+@dataclass(frozen=True)
 class Extent:
     """One factor of a grid axis: ceil(of / per), where `of` is a number or an argument's name."""
 
@@ -66,6 +111,11 @@ class CodeObject:
     spills          registers spilled to memory
     scratch_bytes   private memory a thread
     workspace       factors whose product is the bytes of workspace that the launcher hands over (empty: none)
+    tensor_maps     parameters that follow all arguments (128 bytes each, by value): the launcher makes them
+    dynamic_bytes   of shared memory asked for at the launch, not part of shared_bytes (sm90a)
+    cluster         workgroups of a cluster; the grid's first axis is a multiple of it (sm90a; the binary asks for it)
+    grid_most       workgroups launched at most along the first axis, a multiple of `cluster`: the kernel walks through
+                    the rest (0: one each)
     source          what it was built from, readable: template, problem, configuration, versions
     binary          ELF object (x86), code object (gfx950), cubin or PTX (sm90a)
 
@@ -88,6 +138,10 @@ class CodeObject:
     spills: int = 0
     scratch_bytes: int = 0
     workspace: tuple[Extent, ...] = ()
+    tensor_maps: tuple[TensorMap, ...] = ()
+    dynamic_bytes: int = 0
+    cluster: int = 1
+    grid_most: int = 0
     source: dict = field(default_factory=dict)
     binary: bytes = field(default=b"", repr=False)
     text: str = field(default="", compare=False, repr=False)
@@ -100,7 +154,8 @@ class CodeObject:
 
     def grid_for(self, arguments: Mapping[str, int]) -> tuple[int, ...]:
         """Workgroups along each axis for these scalar arguments."""
-        return tuple(math.prod(e.count(arguments) for e in axis) for axis in self.grid)
+        first, *others = (math.prod(e.count(arguments) for e in axis) for axis in self.grid)
+        return min(first, self.grid_most or first), *others
 
     def workspace_for(self, arguments: Mapping[str, int]) -> int:
         """Bytes of workspace for these scalar arguments."""
@@ -128,6 +183,7 @@ class CodeObject:
             header["arguments"] = tuple(Argument(**a) for a in header["arguments"])
             header["grid"] = tuple(extents(axis) for axis in header["grid"])
             header["workspace"] = extents(header["workspace"])
+            header["tensor_maps"] = tuple(_tensor_map(t) for t in header.get("tensor_maps", ()))
             binary = data[end + 1 :]
             code = CodeObject(**header, binary=binary)
         except (ValueError, TypeError, KeyError, AttributeError) as e:
@@ -155,3 +211,7 @@ class CodeObject:
     def load(path: str | os.PathLike) -> CodeObject:
         """Reads a file. OSError if there is none, CodeObjectError if it is damaged."""
         return CodeObject.from_bytes(Path(path).read_bytes())
+
+
+def _tensor_map(t: dict) -> TensorMap:
+    return TensorMap(**{**t, "axes": tuple(tuple(a) for a in t["axes"]), "box": tuple(t["box"])})

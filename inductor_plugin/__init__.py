@@ -6,6 +6,7 @@ Switch it on with the configuration TorchInductor already has: put FLYKERNELS in
     torch.compile(model, mode="max-autotune-no-cudagraphs", options={"max_autotune_gemm_backends": "ATEN,FLYKERNELS"})
 
 or call `enable()`, which also adds the token. Importing this module must stay light: `import torch` does it.
+Operators of eager code (rms_norm, topk) are switched by themselves: see `eager.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import logging
+import os
 import sys
 
 TOKEN = "FLYKERNELS"
@@ -87,5 +89,10 @@ def _autoload() -> None:
             install.hook()
         else:
             _wait_for_inductor()
+        if os.environ.get("FLYKERNELS_EAGER"):
+            from . import eager, settings
+
+            if wanted := settings.eager_devices():
+                eager.enable(wanted)
     except Exception:
         log.exception("autoload failed: candidates are not offered")

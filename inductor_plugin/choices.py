@@ -18,15 +18,12 @@ from .fingerprint import fingerprint
 from .kernels import Spec
 from .measure import request as measurement
 from .requests import OPS, NotEligible, Request, from_choice
+from .settings import PinnedMiss
 
 log = logging.getLogger(__name__)
 names = private.load().names
 
 BIND = "flykernels_bind"
-
-
-class PinnedMiss(RuntimeError):
-    """FLYKERNELS_MODE=pinned-strict, and the cache does not know a problem."""
 
 
 class KernelCall(names.ExternKernelOut):  # type: ignore[name-defined,misc]
@@ -193,6 +190,14 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
     entry = settings.store().lookup(request.key)
     if entry is not None and entry.winner:
         return _from_cache(request, entry, choices)
+    if private.capturing():
+        log.warning(
+            "%s M=%s: not in the cache, and a CUDA graph is being captured, so nothing can be measured; ATen "
+            "serves it. Run the model once before capturing",
+            request.op,
+            request.m,
+        )
+        return [aten]
     if settings.mode() != "tune":
         missed = f"{request.op} {request.problem} M={request.m}: not in the pinned cache"
         if settings.mode() == "pinned-strict":
@@ -240,8 +245,13 @@ def record(timings: dict, name: str, nodes: Any, choices: Sequence[Any], *_: Any
         def change(entry: Entry) -> Entry:
             for timing in others:
                 entry = entry.with_timing(timing)
-            for choice in timings:  # a time that came from Inductor's own cache: keep what is needed to build it
-                if isinstance(choice, Choice) and choice.spec.name not in entry.timings:
+            for choice, time in timings.items():
+                if not isinstance(choice, Choice) or choice.spec.name in entry.timings:
+                    continue
+                if math.isinf(time):  # nothing was noted by whoever measured it: the process that did is gone
+                    lost = "whoever measured it noted no time: its process has probably ended"
+                    entry = entry.with_timing(Timing(choice.spec.name, FAILED, choice.spec.config, None, lost))
+                else:  # a time that came from Inductor's own cache: keep what is needed to build it
                     spec = with_artefact(choice.spec)
                     entry = entry.with_timing(Timing(spec.name, None, spec.config, spec.artefact or None))
             return replace(entry, winner=label(winner))

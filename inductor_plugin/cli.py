@@ -35,20 +35,36 @@ def main() -> None:
 @click.argument("op")
 @click.option("--m", "m", default=None, type=int, help="rows; leave out for a symbolic M")
 @click.option("--hint", default=128, show_default=True, help="the M that a symbolic one is tuned for")
-@click.option("--n", "n", required=True, type=int)
-@click.option("--k", "k", required=True, type=int)
+@click.option("--n", "n", required=True, type=int, help="columns; the width of rows for rms_norm and topk")
+@click.option("--k", "k", default=None, type=int)
 @click.option("--dtype", default="f32", show_default=True)
 @click.option("--layout", type=click.Choice(["NN", "NT", "TN", "TT"]), default="NT", show_default=True)
 @click.option("--batch", default=1, show_default=True)
 @click.option("--bias", type=click.Choice(["none", "row", "full"]), default=None, help="default: row for addmm")
 @click.option("--residual", is_flag=True)
 @click.option("--frozen", is_flag=True, help="B is constant, so it is packed ahead")
-@click.option("--target", type=click.Choice(["x86", "gfx950"]), default="x86", show_default=True)
-def explain(op: str, bias: str | None, **options) -> None:
-    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...) eligible, what are its candidates, what won and from where."""
+@click.option("--weight-dtype", default=None, help="of rms_norm; default: --dtype; none: no weight")
+@click.option("--gradient", is_flag=True, help="of rms_norm: a call whose gradient is wanted")
+@click.option("--smallest", is_flag=True, help="of topk")
+@click.option("--target", type=click.Choice(["x86", "gfx950", "sm90a"]), default="x86", show_default=True)
+def explain(op: str, bias: str | None, weight_dtype: str | None, gradient: bool, smallest: bool, **options) -> None:
+    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...; of eager operators: rms_norm, topk) eligible, what are its
+    candidates, what won and from where. For an eager operator --m are the rows."""
+    base, _, activation = op.partition("+")
+    if base in ("rms_norm", "topk"):
+        from . import eager_explain
+
+        if options["m"] is None or (base == "topk" and options["k"] is None):
+            raise click.BadParameter(f"{op} needs --m, its rows{', and --k' if base == 'topk' else ''}")
+        asked = eager_explain.Question(
+            base, options["m"], options["n"], options["k"] or 0, options["dtype"], weight_dtype or options["dtype"],
+            gradient, not smallest, options["target"],
+        )  # fmt: skip
+        sys.exit(0 if eager_explain.answer(asked) else 1)
     from .explain import Question, answer
 
-    base, _, activation = op.partition("+")
+    if options["k"] is None:
+        raise click.BadParameter(f"{op} needs --k")
     known = ("mm", "addmm", "bmm", "baddbmm", "_mkl_linear")
     if base not in known or activation not in ("", "none", "relu", "gelu", "gelu_tanh", "silu"):
         raise click.BadParameter(f"{op!r}: one of {', '.join(known)}, with or without +relu, +gelu, +gelu_tanh, +silu")
@@ -57,6 +73,34 @@ def explain(op: str, bias: str | None, **options) -> None:
     if bias is None:
         bias = "row" if base in ("addmm", "baddbmm") else "none"
     sys.exit(0 if answer(Question(op, bias=bias, **options)) else 1)
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    try:
+        found = tuple(int(x) for x in value.split(",")) if value else ()
+    except ValueError:
+        raise click.BadParameter(f"{value!r}: whole numbers, separated by commas") from None
+    if any(n < 1 for n in found):
+        raise click.BadParameter(f"{value!r}: sizes are at least 1")
+    return found
+
+
+@main.command()
+@click.option("--eager", is_flag=True, required=True, help="eager operators: rms_norm and topk")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--op", "ops", type=click.Choice(["rms_norm", "topk"]), multiple=True, help="default: both")
+@click.option("--dtype", "dtypes", type=click.Choice(["f32", "bf16", "f16"]), multiple=True, help="default: all three")
+@click.option("--rows", callback=_numbers, help="numbers of rows, such as 1,64,1024; default: a usual range")
+@click.option("--width", "widths", callback=_numbers, help="sizes of a row")
+@click.option("--k", "ks", callback=_numbers, help="of topk")
+@click.option("--inference", is_flag=True, help="leave out rms_norm with gradients")
+def warmup(eager: bool, **options) -> None:
+    """Measure eager operators against ATen's ahead, so that the cache knows which calls are ours.
+
+    What the cache knows already is not measured again: a run that was stopped goes on where it was."""
+    from . import eager_warmup
+
+    sys.exit(eager_warmup.run(**options))
 
 
 if __name__ == "__main__":

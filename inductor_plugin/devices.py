@@ -13,13 +13,14 @@ class Device:
     """A device type that candidates are offered for.
 
     target       name of the target in flykernels.targets (whose import needs a compiler, so it is a name here)
-    description  JSON values that identify it in a tuning key: arch, product, CU count or threads
+    description  (torch.device or None: the current one) -> JSON values that identify it in a tuning key: arch, product,
+                 CU count or threads
     bind         (code object, Spec) -> callable(a, b, [bias], [residual], out) on tensors of the device
     packs_constants  its templates read a constant B that was packed ahead
     """
 
     target: str
-    description: Callable[[], dict]
+    description: Callable[..., dict]
     bind: Callable[[Any, Any], Callable]
     packs_constants: bool = False
 
@@ -44,7 +45,7 @@ def _cpu_description(threads: int) -> dict:
     return {"arch": cpu.level(), "product": cpu.product(), "threads": threads}
 
 
-def _describe_cpu() -> dict:
+def _describe_cpu(device: Any = None) -> dict:
     import torch
 
     return _cpu_description(torch.get_num_threads())
@@ -56,13 +57,30 @@ def _bind_cpu(code: Any, spec: Any) -> Callable:
     return bind_host.bind(code, spec)
 
 
-def _describe_hip() -> dict:
+def _properties(device: Any = None) -> Any:
+    """torch's description of a GPU."""
     import torch
 
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {
-        "arch": found.gcnArchName.split(":")[0], "product": found.name, "compute_units": found.multi_processor_count,
-    }  # fmt: skip
+    named = device is not None and device.index is not None
+    return torch.cuda.get_device_properties(device if named else torch.cuda.current_device())
+
+
+def _describe_gpu(device: Any = None) -> dict:
+    found = _properties(device)
+    return {"arch": _arch(found), "product": found.name, "compute_units": found.multi_processor_count}
+
+
+def _arch(found: Any) -> str:
+    """Such as "gfx950" or "sm_90"."""
+    import torch
+
+    return found.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{found.major}{found.minor}"
+
+
+def _bind_cuda(code: Any, spec: Any) -> Callable:
+    from . import bind_gpu
+
+    return bind_gpu.bind(code, spec)
 
 
 def _bind_hip(code: Any, spec: Any) -> Callable:
@@ -71,7 +89,12 @@ def _bind_hip(code: Any, spec: Any) -> Callable:
     return bind_hip.bind(code, spec)
 
 
-DEVICES = {"cpu": Device("x86", _describe_cpu, _bind_cpu, True), "hip": Device("gfx950", _describe_hip, _bind_hip)}
+DEVICES = {
+    "cpu": Device("x86", _describe_cpu, _bind_cpu, True),
+    "cuda": Device("sm90a", _describe_gpu, _bind_cuda),
+    "hip": Device("gfx950", _describe_gpu, _bind_hip),
+}
+ARCHITECTURES = {"cuda": "sm_90", "hip": "gfx950"}  # the one that each kind's code runs on: sm_90a's on no other
 
 
 def kind_of(device: Any) -> str:
@@ -80,10 +103,8 @@ def kind_of(device: Any) -> str:
         return str(device.type)
     import torch
 
-    if not torch.version.hip:
-        return "cuda"
-    arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
-    return "hip" if arch == DEVICES["hip"].target else f"hip ({arch})"
+    kind, arch = "hip" if torch.version.hip else "cuda", _arch(_properties(device))
+    return kind if arch == ARCHITECTURES[kind] else f"{kind} ({arch})"
 
 
 def here(target: str) -> Device | None:
@@ -103,4 +124,5 @@ def device_for(device: Any) -> Device:
     try:
         return DEVICES[kind_of(device)]
     except KeyError:
-        raise NotEligible(f"device {device}: templates are registered for {', '.join(DEVICES)}") from None
+        there = ", ".join(f"{kind} ({ARCHITECTURES[kind]})" if kind in ARCHITECTURES else kind for kind in DEVICES)
+        raise NotEligible(f"device {device} is {kind_of(device)}: templates are registered for {there}") from None

@@ -11,9 +11,9 @@ from . import __version__, settings
 
 
 @functools.cache
-def versions() -> dict:
-    """Versions that every tuning key holds. MLIR's is None on a machine that cannot compile."""
-    return {"plugin": __version__, "templates": digest("gemm"), "mlir": mlir_version()}
+def versions(template: str = "gemm") -> dict:
+    """Versions that every tuning key of a template holds. MLIR's is None on a machine that cannot compile."""
+    return {"plugin": __version__, "templates": digest(template), "mlir": mlir_version()}
 
 
 def fingerprint() -> str:

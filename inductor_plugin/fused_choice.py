@@ -11,7 +11,7 @@ import torch
 
 from tuning_cache import Entry, Timing
 
-from . import kernels, private, settings
+from . import gpu_timing, kernels, private, settings
 from .choices import Choice, specs
 from .devices import device_for
 from .kernels import Spec
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 names = private.load().names
 
 UNFUSED = "unfused"
+TEMPLATES = ("cpp ", "triton ")  # whose kernels take in what follows a product
 
 
 def lower(
@@ -60,8 +61,9 @@ def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str,
 
     entry = settings.store().lookup(request.key)
     if entry is None or not entry.winner:
-        if settings.mode() != "tune":
+        if settings.mode() != "tune" or private.capturing():
             return None
+        private.measure_deferred(x, w)
         entry = _measure(request, plain, entry, materialised)
     winner = entry.best() if entry else None
     if winner is None or winner.config is None:
@@ -80,12 +82,12 @@ def _measure(request: Request, plain: Request, entry: Entry | None, materialised
         log.info("%s: the product alone was not measured, so there is nothing to beat", request.op)
         return None
     epilogue = _epilogue_microseconds(request, plain) if materialised else 0.0
-    # C++ templates compute the epilogue themselves, within their own time.
+    # C++ and Triton templates compute the epilogue themselves, within their own time.
     alone = {name: t.microseconds for name, t in base.timings.items() if t.microseconds is not None}
-    ways = {name: us + (0.0 if name.startswith("cpp ") else epilogue) for name, us in alone.items()}
+    ways = {name: us + (0.0 if name.startswith(TEMPLATES) else epilogue) for name, us in alone.items()}
     best = min(ways, key=ways.__getitem__)
 
-    choices = [Choice(request, spec) for spec in specs(request, entry)]
+    choices = [Choice(request, spec) for spec in _likely(specs(request, entry), base)]
     milliseconds = private.benchmark_apart(choices)
     winner = min(choices, key=lambda c: milliseconds[c], default=None)
     fused_wins = winner is not None and milliseconds[winner] * 1e3 < ways[best]
@@ -94,6 +96,18 @@ def _measure(request: Request, plain: Request, entry: Entry | None, materialised
     )
     chosen = winner.spec.name if fused_wins and winner is not None else unfused.name
     return settings.store().update(request.key, lambda e: replace(e.with_timing(unfused), winner=chosen))
+
+
+LIKELY = 4  # configurations that are tried with an epilogue on a GPU: those that were best without
+
+
+def _likely(found: list[Spec], base: Entry) -> list[Spec]:
+    """Those whose configuration did well for the product alone; all where that is not known, or on a CPU."""
+    measured = [t for t in base.timings.values() if t.config is not None and t.microseconds is not None]
+    if not measured or not found or found[0].target == "x86":
+        return found
+    best = [t.config for t in sorted(measured, key=lambda t: t.microseconds)[:LIKELY]]
+    return [spec for spec in found if spec.config in best] or found
 
 
 def _epilogue_microseconds(request: Request, plain: Request) -> float:
@@ -113,8 +127,9 @@ def _epilogue_microseconds(request: Request, plain: Request) -> float:
         if other is not None:
             value.add(other)
 
-    return (
-        names.benchmarker.benchmark_cpu(run) * 1e3
-        if c.device.type == "cpu"
-        else names.benchmarker.benchmark_gpu(run) * 1e3
-    )
+    if c.device.type == "cpu":
+        return names.benchmarker.benchmark_cpu(run) * 1e3
+    # Inductor's loop is one kernel, and on a GPU a launch and one pass over memory are all that counts.
+    once = (lambda: c.add(other)) if other is not None else activation and (lambda: activation(c))
+    with private.on_device(c.device):
+        return gpu_timing.milliseconds([once or (lambda: c.add(row))])[0] * 1e3

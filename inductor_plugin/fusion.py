@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -141,13 +141,17 @@ def chains(graph: Graph) -> Iterator[tuple[Gemm, str, Node | None, Node]]:
         if gemm is None or "val" not in node.meta:
             continue
         last, activation, residual = _through_views(node), "none", None
+        biased = _bias_added_to(last) if gemm.bias is None else None
+        if biased is not None:  # on a GPU Inductor takes addmm apart, to add the bias in the next loop
+            gemm = replace(gemm, bias=biased[0])
+            last = _through_views(biased[1])
         matched = match_activation(last)
         if matched is not None:
             activation, last = matched[0], _through_views(matched[1])
         added = _added_to(last)
         if added is not None:
             residual, last = added
-        if activation != "none" or residual is not None or (gemm.base == "_mkl_linear" and gemm.bias is not None):
+        if activation != "none" or residual is not None or (gemm.base != "addmm" and gemm.bias is not None):
             yield gemm, activation, residual, last
 
 
@@ -155,6 +159,21 @@ def _through_views(node: Node) -> Node:
     while len(node.users) == 1 and next(iter(node.users)).target in VIEWS:
         node = next(iter(node.users))
     return node
+
+
+def _bias_added_to(value: Node) -> tuple[Node, Node] | None:
+    """(bias, sum) if value's only use is an addition of one number a column."""
+    if len(value.users) != 1:
+        return None
+    (user,) = value.users
+    if user.target is not aten.add.Tensor or len(user.args) != 2 or user.kwargs.get("alpha", 1) != 1:
+        return None
+    bias = user.args[1] if user.args[0] is value else user.args[0]
+    if not isinstance(bias, Node) or "val" not in bias.meta or "val" not in value.meta:
+        return None
+    added, to = bias.meta["val"], value.meta["val"]
+    alike = added.dtype == to.dtype and added.dim() == 1 and added.shape[0] == to.shape[-1]
+    return (bias, user) if alike else None
 
 
 def _added_to(value: Node) -> tuple[Node, Node] | None:

@@ -72,6 +72,12 @@ def _offer(given: list) -> list:
     return choices.offer(given)
 
 
+def _settle(timings: dict) -> dict:
+    from . import runoff
+
+    return runoff.settle(timings)
+
+
 def _record(*feedback: Any) -> None:
     from . import choices
 
@@ -115,6 +121,7 @@ def hook() -> bool:
         ok = _hook()
     if ok:  # each time: someone may have called clear_preprocessing_fns()
         private.add_preprocessing(_offer)
+        private.around_autotuning(active, _settle)
     return ok
 
 

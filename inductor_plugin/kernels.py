@@ -140,8 +140,9 @@ def aten(spec: Spec) -> Callable:
         product = torch.bmm if problem.batched else torch.mm
         if activate is None and not operands and bias is None:
             return product(a, b, out=out)
-        if activate is None and not operands:
-            return (torch.baddbmm if problem.batched else torch.addmm)(bias, a, b, out=out)
+        if activate is None and (bias is None or not operands):  # something is added, once
+            added = operands[0] if bias is None else bias
+            return (torch.baddbmm if problem.batched else torch.addmm)(added, a, b, out=out)
         result = product(a, b) if bias is None else (torch.baddbmm if problem.batched else torch.addmm)(bias, a, b)
         if activate is not None:
             result = activate(result)

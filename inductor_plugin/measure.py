@@ -24,39 +24,59 @@ names = private.load().names
 INERTIA = 0.02
 
 
+# A part of the result is compared at a time, so that the comparison needs little memory: so many elements of C.
+COMPARED_AT_ONCE = 1 << 25
+
+
 class Wrong(Exception):
     """A candidate's result differs from ATen's by more than its types and K explain."""
 
 
+class NoMemory(Exception):
+    """The device had no room for the tensors of a measurement: it says nothing of the candidate."""
+
+
 def check(spec: kernels.Spec, inputs: list[Any], out: Any) -> None:
-    """Compare `out` with ATen's result in f32 on the same inputs. Raises Wrong.
+    """Compare `out` with ATen's result on the same inputs, computed in f32 on the CPU and in f64 on a GPU, where f32
+    products may be rounded to TF32. Raises Wrong.
 
     Bound for element (i, j), eps being half a unit in the last place: 2 K eps_f32 |a_i| |b_j|, since either sum of K
     products in f32, in whatever order, errs by at most K eps_f32 sum |a_ik b_kj| (Higham, Accuracy and Stability of
     Numerical Algorithms, 2nd ed., section 3.1) and the sum is bounded by the norms (Cauchy-Schwarz); that again for the
     bias and activation (whose slopes are below 1.13); then one rounding to the output type each, 2 eps_out |c|."""
-    import torch
-
     operands = list(inputs)
     if spec.problem.packed_b:
         operands[1] = kernels.unpacked_b(spec, operands[1])
-    a, b, *rest = (x.float() for x in operands)
-    expected = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    a, b, *rest = operands
+    rows = max(1, COMPARED_AT_ONCE * out.shape[-2] // max(1, out.numel()))
+    for first in range(0, out.shape[-2], rows):
+        part = lambda x: x.narrow(-2, first, min(rows, out.shape[-2] - first))
+        pieces = [part(x) if x.dim() > 1 and x.shape[-2] == out.shape[-2] else x for x in rest]
+        _compare(spec, [part(a), b, *pieces], part(out), first * out.shape[-1])
+
+
+def _compare(spec: kernels.Spec, operands: list[Any], out: Any, start: int) -> None:
+    """`check` of a part of the rows; start: elements of (the first matrix of) C before it."""
+    import torch
+
+    exact = torch.float32 if out.device.type == "cpu" else torch.float64
+    a, b, *rest = (x.to(exact) for x in operands)
+    expected = torch.empty(out.shape, dtype=exact, device=out.device)
     plain = replace(spec, problem=replace(spec.problem, packed_b=False))
     kernels.aten(plain)(a, b, *rest, out=expected)
     f32, result = element_type("f32"), element_type(spec.problem.out_dtype)
     norms = a.norm(dim=-1, keepdim=True) * b.norm(dim=-2, keepdim=True)
-    added = sum((x.abs() for x in rest), torch.zeros((), device=out.device))
+    added = sum((x.abs() for x in rest), torch.zeros((), device=out.device, dtype=exact))
     slack = 8 * f32.epsilon * (expected.abs() + added) + torch.finfo(out.dtype).tiny
     bound = 1.13 * 2 * spec.problem.k * f32.epsilon * norms + 2 * result.epsilon * expected.abs() + slack
-    error = (out.float() - expected).abs()
+    error = (out.to(exact) - expected).abs()
     bad = ~(error <= bound)  # NaN is bad
     if bool(bad.any()):
         at = int(bad.flatten().nonzero()[0])
         value = lambda x: x.flatten()[at].item()
         raise Wrong(
-            f"{int(bad.sum())} of {out.numel()} results differ from ATen's; first at {at}: {value(out):.6g} for "
-            f"{value(expected):.6g}, bound {value(bound):.3g}"
+            f"{int(bad.sum())} of {out.numel()} results differ from ATen's; first at {start + at}: {value(out):.6g} "
+            f"for {value(expected):.6g}, bound {value(bound):.3g}"
         )
 
 
@@ -77,12 +97,32 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
                 entry = store.lookup(self.key)
                 known = entry.timings.get(self.spec.name) if entry and not entry.winner else None
                 if known is None or known.microseconds is None:
-                    known = self._measure(*tensors, out=out)
+                    known = self._measured(*tensors, out=out)
                     store.update(self.key, lambda e: e.with_timing(known))
-            return (known.microseconds or 0.0) / 1e3 * (1 + INERTIA)
+            if known.microseconds is None:
+                return math.inf
+            return known.microseconds / 1e3 * (1 + INERTIA)
         except Exception as e:
             log.warning("%s: not measured: %s: %s", self.spec.name, type(e).__name__, e)
             return math.inf
+
+    def runnable(self) -> Any:
+        """A function without arguments that runs the candidate, on tensors made for it."""
+        tensors, out = [m.to_tensor() for m in self.input_tensor_meta], self.output_tensor_meta.to_tensor()
+        kernel = kernels.callable_for(self.spec)
+        return lambda: kernel(*tensors, out=out)
+
+    def _measured(self, *tensors: Any, out: Any) -> Timing:
+        """_measure; where memory runs out once more after torch has given back what it keeps, without a time."""
+        try:
+            return self._measure(*tensors, out=out)
+        except NoMemory:
+            private.free_memory()
+        try:
+            return self._measure(*tensors, out=out)
+        except NoMemory as e:
+            log.warning("%s %s: not measured, the device has no memory left: %s", self.spec.op, self.spec.name, e)
+            return Timing(self.spec.name, None, self.spec.config)
 
     def _measure(self, *tensors: Any, out: Any) -> Timing:
         try:
@@ -98,6 +138,8 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             milliseconds = self.do_bench(lambda: kernel(*tensors, out=out), *tensors, out=out)
             return Timing(self.spec.name, round(milliseconds * 1e3, 3), self.spec.config, artefact)
         except Exception as e:
+            if private.out_of_memory(e):
+                raise NoMemory(str(e)) from None  # without its traceback, whose frames hold tensors
             reason = f"{type(e).__name__}: {e}"
             log.warning("%s %s: quarantined: %s", self.spec.op, self.spec.name, reason)
             inputs = ", ".join(f"{m.dtype} {list(m.sizes)}:{list(m.strides)}" for m in self.input_tensor_meta)
@@ -109,7 +151,18 @@ class CpuRequest(names.CPUDeviceBenchmarkMixin, _Request):  # type: ignore[name-
 
 
 class GpuRequest(names.GPUDeviceBenchmarkMixin, _Request):  # type: ignore[name-defined,misc]
-    """On a GPU, timed as Inductor times its Triton templates."""
+    """On a GPU; see gpu_timing."""
+
+    def do_bench(self, fn: Any, *_: Any, **__: Any) -> float:
+        from . import gpu_timing
+
+        return gpu_timing.milliseconds([fn])[0]
+
+    def _measure(self, *tensors: Any, out: Any) -> Timing:
+        import torch
+
+        with torch.cuda.device(self.output_tensor_meta.device):  # launches go to the current device
+            return super()._measure(*tensors, out=out)
 
 
 def request(spec: kernels.Spec, key: Key, inputs: list[Any], output: Any) -> _Request:

@@ -1,4 +1,4 @@
-"""Every private name of TorchInductor that this plugin touches, and nothing else touches them.
+"""Every private name of TorchInductor and of torch's dispatcher that this plugin touches; nothing else touches them.
 
 `load()` imports them and says which are missing; with one missing the plugin stays off and the user has what they had.
 Read in torch 2.11, 2.13 and 2.15; `tests/plugin/test_private.py` holds the contract: what each name must accept and do.
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 # name here -> "module" or "module:attribute path"
 REQUIRED = {
@@ -39,7 +44,21 @@ REQUIRED = {
 OPTIONAL = {
     "register_inductor_choices": "torch._inductor.choices:register_inductor_choices",  # 2.15 on
     "post_grad_passes": "torch._inductor.compile_fx:post_grad_passes",
+    "MultiTemplateBuffer": "torch._inductor.ir:MultiTemplateBuffer",
     "benchmarker": "torch._inductor.runtime.benchmarking:benchmarker",
+}
+
+# Of torch itself, for eager operators: nothing of Inductor is imported for these.
+EAGER_REQUIRED = {
+    "get_kernel": "torch.library:get_kernel",  # the kernel that the dispatcher has, before ours takes its place
+    "DispatchKey": "torch._C:DispatchKey",
+    "DispatchKeySet": "torch._C:DispatchKeySet",
+    "dispatch_modes": "torch._C:_len_torch_dispatch_stack",  # how many TorchDispatchModes look on
+    "functorch_level": "torch._C._functorch:peek_interpreter_stack",  # None outside vmap, grad, jvp, ...
+    "forward_ad": "torch.autograd.forward_ad",  # its _current_level: -1 outside forward-mode differentiation
+    "forward_ad_level": "torch.autograd.forward_ad:_current_level",
+    "empty_strided_cpu": "torch._C._dynamo.guards:_empty_strided_cpu",  # what generated code allocates with
+    "empty_strided_cuda": "torch._C._dynamo.guards:_empty_strided_cuda",
 }
 
 
@@ -70,6 +89,25 @@ def load() -> Private:
     if not missing and not hasattr(found["get_algorithm_selector_cache"](), "preprocessing_fns"):
         missing.append("torch._inductor.select_algorithm: the selector cache has no preprocessing_fns")
     return Private(SimpleNamespace(**found), tuple(missing))
+
+
+@functools.cache
+def eager() -> Any:
+    """The names that eager operators need. AttributeError or ImportError, by name, where this torch lacks one."""
+    import torch
+
+    found = SimpleNamespace(**{name: _resolve(path) for name, path in EAGER_REQUIRED.items()})
+    found.current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+    return found
+
+
+def kernel_of(op: str, key: str) -> Any:
+    """The kernel that the dispatcher now calls for an operator ("aten::topk") and key ("CPU"), as a function of (keys,
+    *arguments), or None if there is none. keys: what a kernel registered `with_keyset` is given."""
+    try:
+        return eager().get_kernel(op, key).call_boxed
+    except (RuntimeError, ValueError):
+        return None
 
 
 # -- what the rest of the plugin asks of Inductor, in its own words
@@ -159,12 +197,120 @@ def is_realized(box: Any) -> bool:
     return bool(load().names.ir.is_storage_and_layout(box))
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that a device has no memory left: torch's own, or a driver's of ours."""
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(getattr(error, "out_of_memory", False))
+
+
+def free_memory() -> None:
+    """Gives back what torch keeps of devices' memory, so that it can be had again."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.empty_cache()
+
+
+def capturing() -> bool:
+    """Whether the current stream is being captured into a CUDA graph: nothing may be measured meanwhile."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def around_autotuning(when: Any, settle: Any) -> None:
+    """In graphs in which `when()`: autotuning calls go on with ATen where there is no room for their tensors, which
+    Inductor makes outside of what it catches (pytorch#190837), and `settle(milliseconds by choice)` has the last word.
+    """
+    cache = load().names.get_algorithm_selector_cache()
+    original = getattr(cache, "do_autotuning", None)
+    if original is None:
+        log.info("this torch autotunes elsewhere: a lack of memory while measuring is not caught")
+        return
+    if getattr(original, "flykernels", False):
+        return
+
+    @functools.wraps(original)
+    def do_autotuning(*args: Any, **kwargs: Any) -> Any:
+        for attempt in (1, 2):
+            try:
+                timings = original(*args, **kwargs)
+                return settle(timings) if timings and when() else timings
+            except Exception as e:
+                aten = _aten_of(original, args, kwargs) if when() and out_of_memory(e) else None
+                if aten is None:
+                    raise
+                log.warning("no memory for measuring %s: %s", aten.name, "ATen serves it" if attempt == 2 else "again")
+            free_memory()
+        return {aten: UNMEASURED_MILLISECONDS}
+
+    do_autotuning.flykernels = True  # type: ignore[attr-defined]
+    cache.do_autotuning = do_autotuning
+
+
+def tunes_elsewhere() -> bool:
+    """Whether candidates are to be run in processes of their own, because they might take this one down."""
+    return bool(load().names.config.autotune_in_subproc)
+
+
+def on_device(device: Any) -> Any:
+    """A context in which a GPU is the current one."""
+    import torch
+
+    return torch.cuda.device(device)
+
+
+def runnable(choice: Any) -> Any:
+    """A function without arguments that runs a candidate of Inductor's own, on tensors made for it."""
+    names = load().names
+    if isinstance(choice, names.ExternKernelCaller):
+        meta = names.TensorMeta.from_irnodes
+        inputs = [m.to_tensor() for m in meta(list(choice.input_nodes))]
+        call, out = choice.to_callable(), meta(choice.layout).to_tensor()
+        if choice.has_out_variant:
+            return lambda: call(*inputs, out=out)
+        return lambda: call(*inputs)
+    request = choice.bmreq
+    inputs = [m.to_tensor() for m in request.input_tensor_meta]
+    return request.make_run_fn(*inputs, out=request.output_tensor_meta.to_tensor())
+
+
+UNMEASURED_MILLISECONDS = 1.0  # stands where a time is wanted and the choice is the only one
+
+
+def _aten_of(function: Any, args: tuple, kwargs: dict) -> Any:
+    """The ATen candidate among the choices of a call of do_autotuning; None if there is none."""
+    import inspect
+
+    choices = inspect.signature(function).bind(*args, **kwargs).arguments.get("choices", ())
+    return next((c for c in choices if isinstance(c, load().names.ExternKernelCaller)), None)
+
+
+def measure_deferred(x: Any, w: Any) -> None:
+    """Measures now the candidates of the products of x and w that Inductor would measure when it schedules: on a GPU it
+    waits for what may be fused with them. It keeps the times, so nothing is measured twice."""
+    names = load().names
+    if names.MultiTemplateBuffer is None:
+        return
+    wanted = {x.get_name(), w.get_name()}
+    for buffer in names.V.graph.buffers:
+        if isinstance(buffer, names.MultiTemplateBuffer):
+            inputs = {node.get_name() for node in buffer.original_inputs}
+            if wanted <= inputs:
+                buffer.choice_timings()
+
+
 def benchmark_apart(choices: list) -> dict:
     """Milliseconds of each choice outside an autotuning call: in Inductor's tuning worker where it uses one."""
-    names = load().names
     if not choices:
         return {}
-    if names.config.autotune_in_subproc:
+    with ThreadPoolExecutor(min(len(choices), os.cpu_count() or 1)) as threads:
+        list(threads.map(lambda choice: choice.precompile(), choices))
+    if tunes_elsewhere():
         from torch._inductor.autotune_process import benchmark_in_sub_process
 
         return benchmark_in_sub_process(choices)

@@ -19,6 +19,7 @@ from . import private
 from .devices import device_for
 from .fingerprint import versions
 
+WIDEST = 16  # bytes of a lane's widest access, on every GPU there are templates for
 SUPPORTED_TYPES = ("f32", "bf16", "f16")
 
 
@@ -74,7 +75,7 @@ class Request:
         problem = {**self.problem.key(), "m": self.m}
         if self.problem.batched:
             problem["batch"] = self.batch
-        return Key(self.op, problem, device_for(self.layout.device).description(), versions())
+        return Key(self.op, problem, device_for(self.layout.device).description(self.layout.device), versions())
 
 
 def number(expr: Any) -> int | None:
@@ -144,6 +145,12 @@ def from_nodes(
     if unit_stride(layout.size[skip:], layout.stride[skip:]) != "row":
         raise NotEligible(f"output strides {list(layout.stride)}: templates write rows")
     strides = [list(x.get_stride()) for x in (a, b)]
+    bias_is = bias_kind(bias, n_, skip) if bias is not None else "none"
+    if bias_is == "full" and residual is None and activation == "none" and device.target != "x86":
+        rows = unit_stride(bias.get_size()[skip:], bias.get_stride()[skip:]) == "row"
+        if rows and list(bias.get_size()) == list(layout.size):
+            bias, residual, bias_is = None, bias, "none"  # the same sum; rows of a residual are read in wide loads
+    held = [layout] if residual is None else [layout, residual.get_layout()]
     problem = GemmProblem(
         n=n_,
         k=k_,
@@ -152,12 +159,12 @@ def from_nodes(
         a=unit_stride(sizes[0][skip:], strides[0][skip:]),
         b=unit_stride(sizes[1][skip:], strides[1][skip:]),
         batched=batched,
-        bias=bias_kind(bias, n_, skip) if bias is not None else "none",
+        bias=bias_is,
         activation=activation,
         residual=residual is not None,
         packed_b=constant is not None,
         m_hint=hint,
-        **(alignments((a.get_layout(), b.get_layout(), layout)) if device.target != "x86" else {}),
+        **(alignments(a.get_layout(), b.get_layout(), held) if device.target != "x86" else {}),
     )
     for extra, name in ((bias, "bias"), (residual, "residual")):
         if extra is not None and type_name(extra.get_dtype()) != out:
@@ -170,18 +177,18 @@ def from_nodes(
     return Request(op, problem, named(m_), named(batch), nodes, layout, constant)
 
 
-def alignments(layouts: Sequence[Any]) -> dict[str, int]:
-    """align_a, align_b and align_c from strides and offsets; a GPU's wide loads need them, run-time guards check them.
+def alignments(a: Any, b: Any, rest: Sequence[Any]) -> dict[str, int]:
+    """align_a, align_b and align_c (of all of `rest`) from layouts' strides and offsets; a GPU's wide loads need them,
+    run-time guards check them. A symbolic stride promises no more than whole elements."""
+    return {"align_a": _alignment(a), "align_b": _alignment(b), "align_c": min(map(_alignment, rest))}
 
-    A symbolic stride promises no more than whole elements."""
-    found = {}
-    for name, held in zip(("align_a", "align_b", "align_c"), layouts, strict=True):
-        size = held.dtype.itemsize
-        steps = [number(s) for s, n in zip(held.stride, held.size, strict=True) if number(n) != 1]
-        strides = [s for s in (*steps, number(held.offset)) if s != 1]
-        common = 0 if None not in strides else 1
-        found[name] = math.gcd(16, *(s * size for s in strides if s is not None), *((size,) if common else ()))
-    return found
+
+def _alignment(held: Any) -> int:
+    size = held.dtype.itemsize
+    steps = [number(s) for s, n in zip(held.stride, held.size, strict=True) if number(n) != 1]
+    strides = [s for s in (*steps, number(held.offset)) if s != 1]
+    common = 0 if None not in strides else 1
+    return math.gcd(WIDEST, *(s * size for s in strides if s is not None), *((size,) if common else ()))
 
 
 def bias_kind(bias: Any, n: int, skip: int) -> str:

@@ -4,6 +4,8 @@ FLYKERNELS_CACHE_DIR  where winners and code objects are kept (several, separate
 FLYKERNELS_MODE       tune           (default) compile and measure what the cache does not know
                       pinned         the cache decides; what it does not know is served by ATen, nothing is measured
                       pinned-strict  the same, but what it does not know is an error
+FLYKERNELS_EAGER      1: eager operators (rms_norm, topk) are ours where measurement says so, from `import torch` on;
+                      or the devices where they are, separated by commas: cpu, cuda. Default: off
 """
 
 from __future__ import annotations
@@ -17,6 +19,11 @@ from tuning_cache import Store
 log = logging.getLogger(__name__)
 
 MODES = ("tune", "pinned", "pinned-strict")
+EAGER_DEVICES = ("cpu", "cuda")  # as torch names them: HIP devices are "cuda" too
+
+
+class PinnedMiss(RuntimeError):
+    """FLYKERNELS_MODE=pinned-strict, and the cache does not know a problem."""
 
 
 @functools.cache
@@ -30,6 +37,17 @@ def _mode(named: str) -> str:
 def mode() -> str:
     """One of MODES."""
     return _mode(os.environ.get("FLYKERNELS_MODE", "tune").strip().lower())
+
+
+def eager_devices() -> tuple[str, ...]:
+    """Where FLYKERNELS_EAGER wants eager operators to be ours."""
+    named = [x.strip().lower() for x in os.environ.get("FLYKERNELS_EAGER", "").split(",") if x.strip()]
+    if any(x in ("1", "on", "true", "yes") for x in named):
+        return EAGER_DEVICES
+    unknown = sorted(set(named) - {*EAGER_DEVICES, "0", "off", "false", "no"})
+    if unknown:
+        log.warning("FLYKERNELS_EAGER names %s; known: 1, 0, %s", ", ".join(unknown), ", ".join(EAGER_DEVICES))
+    return tuple(x for x in EAGER_DEVICES if x in named)
 
 
 @functools.cache

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flykernels.lang import bf16 as bf16_type
 from flykernels.lang import trace
 from flykernels.targets import gfx950
 
@@ -14,7 +13,6 @@ from .case import STEP, Case, bf16, excess, from_bf16
 from .floats import decode, e8m0
 from .hti import HtiConfig, HtiProblem, gemm_hti
 from .mxfp4 import BLOCK, Mxfp4Config, Mxfp4Problem, gemm_mxfp4
-from .rms_norm import RMSNormConfig, RMSNormProblem, rms_norm
 from .topk import TopKConfig, TopKProblem, topk_rows
 
 
@@ -82,14 +80,21 @@ def mxfp4(M: int = 128, N: int = 128, K: int = 3072) -> Case:
     return Case(f"ours MXFP4 GEMM {M}x{N}x{K}", code.text, code.binary, grid, arguments, wrong)
 
 
-def rms(rows: int, n: int, cfg: RMSNormConfig) -> Case:
-    """RMSNorm of bf16 rows."""
-    code = gfx950.compile(trace(rms_norm, gfx950, RMSNormProblem(rows, n, bf16_type), cfg))
+def rms(rows: int, n: int, threads_per_row: int, rows_per_workgroup: int) -> Case:
+    """RMSNorm of bf16 rows, 8 elements a load."""
+    from templates.rms_norm.arguments import eps_bits
+    from templates.rms_norm.build import build
+    from templates.rms_norm.config import GpuConfig
+    from templates.rms_norm.problem import RMSNormProblem
+
+    cfg, eps = GpuConfig(threads_per_row, rows_per_workgroup, 8), 1e-5
+    (code,) = build(RMSNormProblem(n, "bf16", "bf16"), cfg, gfx950)
     r = np.random.default_rng(13)
     x, w = bf16(r.standard_normal((rows, n))), bf16(r.standard_normal(n))
-    v, eps = from_bf16(x), 1e-5
+    v = from_bf16(x)
     exact = v / np.sqrt((v * v).mean(1, keepdims=True) + eps) * from_bf16(w)
-    arguments = lambda: [x.copy(), w.copy(), np.full((rows, n), 0x7FC1, np.uint16), np.float32(eps)]
+    scalars = [np.int32(eps_bits(eps)), *map(np.int64, (rows, n, cfg.parts_for(rows, n)))]
+    arguments = lambda: [x.copy(), w.copy(), np.full((rows, n), 0x7FC1, np.uint16), *scalars]
     # f32 sum of n squares under the root, and a few roundings, all relative to the result
     wrong = lambda got: excess(from_bf16(got[2]), exact, np.abs(exact), n, STEP["bf16"])
     grid = (-(-rows // cfg.rows_per_workgroup), 1, 1)
@@ -125,8 +130,8 @@ def topk(rows: int, n: int, k: int, data: str = "normal") -> Case:
 def cases() -> Iterator[Case]:
     yield hti()
     yield mxfp4()
-    yield rms(3, 2000, RMSNormConfig(256, 1, 8))
-    yield rms(9, 136, RMSNormConfig(16, 8, 8))
+    yield rms(3, 2000, 256, 1)
+    yield rms(9, 136, 16, 8)
     yield topk(18, 128, 6)
     yield topk(3, 100, 16, "special")
     yield topk(5, 256, 8, "ties")

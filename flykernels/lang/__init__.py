@@ -2,6 +2,7 @@
 
 from ..dtypes import DType, bf16, f16, f32, i8, i16, i32, i64, u8, u32, u64
 from ..layout import Layout, Mode, Swizzle, ThreadValues, bank_conflicts
+from .collective import Tally, arrive, atomic, over_lanes
 from .errors import TraceError
 from .kernel import Kernel, trace
 from .memory import Global, View
@@ -11,13 +12,17 @@ from .values import (
     constant,
     exp2,
     fma,
+    lanes_mask,
     maximum,
+    maximum_or_nan,
     minimum,
+    popcount,
     reciprocal,
     rsqrt,
     select,
     sqrt,
     sums,
+    trailing_zeros,
     transpose,
 )
 
@@ -28,11 +33,14 @@ __all__ = [
     "Layout",
     "Mode",
     "Swizzle",
+    "Tally",
     "ThreadValues",
     "TraceError",
     "Value",
     "View",
     "absolute",
+    "arrive",
+    "atomic",
     "bank_conflicts",
     "bf16",
     "constant",
@@ -44,14 +52,19 @@ __all__ = [
     "i16",
     "i32",
     "i64",
+    "lanes_mask",
     "maximum",
+    "maximum_or_nan",
     "minimum",
+    "over_lanes",
+    "popcount",
     "reciprocal",
     "rsqrt",
     "select",
     "sqrt",
     "sums",
     "trace",
+    "trailing_zeros",
     "transpose",
     "u8",
     "u32",

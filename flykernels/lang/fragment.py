@@ -152,35 +152,57 @@ class Fragment:
 
 
 def across_threads(k, modes, axis, value: Value, combine) -> Value:
-    """Combine over the thread modes along axis: lanes by exchanging registers, waves through shared memory."""
-    distance, waves = 1, 1
+    """Combine over the thread modes along axis: lanes by exchanging registers, waves through shared memory.
+
+    A vector's elements are combined each with its like."""
+    distance, lanes, waves, stride = 1, 1, 1, 0  # stride: waves from one to the next of a group
     for mode in modes:
         if mode.axis == axis and mode.step:
             if mode.size & (mode.size - 1):
                 raise TraceError(f"a reduction over the threads {mode}", "let a power of two of them share the axis")
             for d in (distance << i for i in range(mode.size.bit_length() - 1)):
                 if d < k.target.lanes:
-                    value = combine(*k.target.exchange(k, value, d))
+                    value, lanes = across_lanes(k, value, combine, d), 2 * lanes
                 else:
+                    stride = stride or d // k.target.lanes
+                    if d != stride * waves * k.target.lanes:
+                        raise TraceError(
+                            f"a reduction along axis {axis} over waves that are not evenly spaced, in {modes}",
+                            "give the axis one mode of the threads",
+                        )
                     waves *= 2
         distance *= mode.size
-    return value if waves == 1 else across_waves(k, value, combine, waves)
+    return value if waves == 1 else across_waves(k, value, combine, waves, stride, lanes == k.target.lanes)
 
 
-def across_waves(k, value: Value, combine, group: int) -> Value:
-    """Combine over `group` consecutive waves: each leaves its value in shared memory, all read those of their group."""
-    board = k.shared(value.dtype, Layout((k.workgroup_size // k.target.lanes,), (1,)))
-    slot = lambda wave: advance(board.pointer, wave, value.dtype)
+def across_lanes(k, value: Value, combine, distance: int) -> Value:
+    """Combine with the lane `distance` away."""
+    if value.width is None:
+        return combine(*k.target.exchange(k, value, distance))
+    for i in range(value.width):
+        value = value.insert(i, combine(*k.target.exchange(k, value[i], distance)))
+    return value
+
+
+def across_waves(k, value: Value, combine, group: int, stride: int, same: bool) -> Value:
+    """Combine over `group` waves, each `stride` from the next: each leaves its value in shared memory, all read theirs.
+
+    same: all lanes of a wave hold the same value, so that one of them leaves it; else each lane leaves its own."""
+    lanes, elements = 1 if same else k.target.lanes, value.width or 1
+    board = k.shared(value.dtype, Layout((k.workgroup_size // k.target.lanes * lanes * elements,), (1,)))
+    own = 0 if same else k.thread % lanes
+    slot = lambda wave: advance(board.pointer, (wave * lanes + own) * elements, value.dtype)
+    alignment = value.dtype.bytes * elements
     if k.loops:
         k.barrier()  # the last turn's values have been read
 
-    @k.when((k.thread % k.target.lanes).equals(0))
+    @k.when((k.thread % k.target.lanes).equals(0) if same else True)
     def _():
-        board.write(slot(k.subgroup), value, value.dtype.bytes)
+        board.write(slot(k.subgroup), value, alignment)
 
     k.barrier()
-    first = k.subgroup // group * group
-    parts = [board.read(slot(first + i), None, value.dtype.bytes) for i in range(group)]
+    first = k.subgroup - k.subgroup // stride % group * stride
+    parts = [board.read(slot(first + i * stride), value.width, alignment) for i in range(group)]
     while len(parts) > 1:
         parts = [combine(a, b) for a, b in zip(parts[::2], parts[1::2])]
     return parts[0]

@@ -20,7 +20,7 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-from ..codeobject import Argument, Extent
+from ..codeobject import Argument, Extent, TensorMap
 from ..dtypes import DType, i32, i64
 from ..layout import IDENTITY
 from ..mlir import ir, scf, source_locations
@@ -44,10 +44,14 @@ class Kernel:
         self.shared_bytes, self.loops = 0, 0  # LDS asked for; loops being traced
         self.grid: tuple[tuple[Extent, ...], ...] = ((Extent(1),),)  # workgroups along each axis; see codeobject.Extent
         self.workspace: tuple[Extent, ...] = ()  # bytes asked of the launcher, as factors; see codeobject.CodeObject
+        self.tensor_maps: tuple[TensorMap, ...] = ()  # parameters after the arguments; see codeobject.TensorMap
+        self.grid_most = 0  # workgroups launched at most; see codeobject.CodeObject
+        self.cluster = 1  # workgroups of a cluster, where the target has them
         self.context: Any = None
         self.module: Any = None
         self._scope = ExitStack()  # what is open
         self.of_target = SimpleNamespace()  # what the target keeps of this kernel: targets are shared by threads
+        self._maps: dict[str, Any] = {}
         self._known: dict = {}  # what has been computed once at the top
         self._at_top: dict[int, Value] = {}  # arguments, and what has been computed from them there
 
@@ -55,14 +59,21 @@ class Kernel:
     def args(self, **declared):
         """Declare the entry's arguments, in order: `Global(...)` for memory, a DType for a scalar.
 
-        Sizes and strides of a Global may name scalars that are declared before or after it."""
+        Sizes and strides of a Global may name scalars that are declared before or after it. Where `self.tensor_maps`
+        lists any, their parameters follow; `tensor_map(name)` then gives a pointer to one."""
         self.arguments = declared
         is_memory = lambda d: isinstance(d, Global)
         types = [self.target.pointer_type() if is_memory(d) else mlir_type(d) for d in declared.values()]
-        got = dict(zip(declared, self.target.begin(self, types, [is_memory(d) for d in declared.values()])))
+        values = self.target.begin(self, types, [is_memory(d) for d in declared.values()])
+        got = dict(zip(declared, values))
+        self._maps = {t.name: v for t, v in zip(self.tensor_maps, values[len(declared) :])}
         scalars = {n: Value(got[n], d) for n, d in declared.items() if not is_memory(d)}
         self._at_top = {id(v.ssa): v for v in scalars.values()}
         return [d.view(got[n], scalars) if is_memory(d) else scalars[n] for n, d in declared.items()]
+
+    def tensor_map(self, name: str):
+        """A generic pointer to the parameter that the launcher makes as the `TensorMap` of this name says."""
+        return self._maps[name]
 
     def signature(self) -> tuple[Argument, ...]:
         """The declared arguments as a code object lists them."""
@@ -116,13 +127,7 @@ class Kernel:
                 now = rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.inner_iter_args, leaves)])
                 out = body(Value(op.induction_variable, kind), *([now] if carry != () else []))
                 after, _ = flatten(() if out is None else out)
-                same = [(v.dtype, v.width) for v in after] == [(v.dtype, v.width) for v in leaves]
-                if not same:
-                    name = body.__name__
-                    raise TraceError(
-                        f"the loop {name} carries {leaves} but its body returns {after}",
-                        "return from the body one value of the same type for each one carried",
-                    )
+                self._same("loop", body, leaves, after)
                 scf.yield_([v.ssa for v in after])
             self.loops -= 1
             return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
@@ -151,20 +156,55 @@ class Kernel:
 
         return run
 
-    def when(self, condition):
-        """Decorator: the body runs where condition holds. A condition that Python knows is decided now."""
+    def when(self, condition, carry=()):
+        """Decorator: the body runs where condition holds. A condition that Python knows is decided now.
+
+        `carry`: values that the body is given and returns anew, as a loop's; where it does not run they stay."""
 
         def run(body):
+            arguments = [carry] if carry != () else []
             if isinstance(condition, bool):
-                if condition:
-                    body()
-                return
-            op = scf.IfOp(condition.ssa)
+                return body(*arguments) if condition else carry
+            leaves, rebuild = flatten(carry)
+            op = scf.IfOp(condition.ssa, [v.ssa.type for v in leaves], has_else=bool(leaves))
             with ir.InsertionPoint(op.then_block):
+                out = body(*arguments)
+                after, _ = flatten(() if out is None or not leaves else out)
+                self._same("branch", body, leaves, after)
+                scf.yield_([v.ssa for v in after])
+            if leaves:
+                with ir.InsertionPoint(op.else_block):
+                    scf.yield_([v.ssa for v in leaves])
+            return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
+
+        return run
+
+    @staticmethod
+    def _same(kind: str, body, leaves, after):
+        if [(v.dtype, v.width) for v in after] != [(v.dtype, v.width) for v in leaves]:
+            raise TraceError(
+                f"the {kind} {body.__name__} carries {leaves} but its body returns {after}",
+                "return from the body one value of the same type for each one carried",
+            )
+
+    def branch(self, condition: Value, yes, no):
+        """yes() where condition holds, else no(): the two arms of one branch, for roles that threads keep."""
+        op = scf.IfOp(condition.ssa, has_else=True)
+        for block, body in ((op.then_block, yes), (op.else_block, no)):
+            with ir.InsertionPoint(block):
                 body()
                 scf.yield_([])
 
-        return run
+    def choose(self, condition: Value, yes, otherwise):
+        """What yes() gives where condition holds, else `otherwise`: Values, Fragments, or nests of tuples of them, of
+        the same types."""
+        leaves, rebuild = flatten(otherwise)
+        op = scf.IfOp(condition.ssa, [v.ssa.type for v in leaves], has_else=True)
+        with ir.InsertionPoint(op.then_block):
+            scf.yield_([v.ssa for v in flatten(yes())[0]])
+        with ir.InsertionPoint(op.else_block):
+            scf.yield_([v.ssa for v in leaves])
+        return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
 
     # -- workgroup
     def wait_loads(self, in_flight: int | None):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from ..dtypes import DType, f32, i1, i32
+from ..dtypes import DType, f32, i1, i32, u32
 from ..mlir import arith, ir, llvm, math
 from .errors import TraceError
 
@@ -292,6 +292,27 @@ maximum = _pairwise(max, arith.maxnumf, (arith.maxui, arith.maxsi))  # of a numb
 minimum = _pairwise(min, arith.minnumf, (arith.minui, arith.minsi))
 
 
+def maximum_or_nan(a: Value, b: Value) -> Value:
+    """The greater of two floats; NaN if one of them is."""
+    a, b = a._with(b)
+    return Value(arith.maximumf(a.ssa, b.ssa), a.dtype, a.width)
+
+
+def popcount(x: Value) -> Value:
+    """How many bits of an integer are set, as an integer of its type."""
+    return Value(math.ctpop(x.ssa), x.dtype, x.width)
+
+
+def trailing_zeros(x: Value) -> Value:
+    """The number of the lowest bit set of an integer, as an integer of its type; its width if none is."""
+    return Value(math.cttz(x.ssa), x.dtype, x.width)
+
+
+def lanes_mask(condition: Value) -> Value:
+    """A vector of up to 32 conditions as the bits of a u32, the first lane's lowest."""
+    return condition.bitcast(DType(f"u{condition.width}", condition.width, False)).to(u32)
+
+
 def fma(a, b, c) -> Value:
     """a * b + c with one rounding. Float Values; a scalar or a number among them is splat."""
     values = [x for x in (a, b, c) if isinstance(x, Value)]
@@ -346,8 +367,15 @@ def _unary(op):
     return lambda x: x.map(lambda v: Value(op(v), v.dtype, v.width))
 
 
-rsqrt = _unary(lambda v: math.rsqrt(v.ssa, fastmath=FAST))
-sqrt = _unary(lambda v: math.sqrt(v.ssa, fastmath=FAST))
+
+
+def _roots():
+    """How freely roots may be computed: a target whose estimates fail for 0 and infinity has them exact."""
+    return arith.FastMathFlags.none if getattr(TARGET.get(None), "exact_roots", False) else FAST
+
+
+rsqrt = _unary(lambda v: math.rsqrt(v.ssa, fastmath=_roots()))
+sqrt = _unary(lambda v: math.sqrt(v.ssa, fastmath=_roots()))
 absolute = _unary(lambda v: math.absf(v.ssa))
 
 

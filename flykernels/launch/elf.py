@@ -16,7 +16,8 @@ from dataclasses import dataclass
 # System V ABI (gABI 4.1 and x86-64 psABI 1.0): the few numbers used here.
 HEADER, SECTION, SYMBOL, RELA = (struct.Struct("<" + f) for f in ("16sHHIQQQIHHHHHH", "IIQQQQIIQQ", "IBBHQQ", "QQq"))
 RELOCATABLE, X86_64 = 1, 62
-SYMTAB, RELA_TABLE, NOBITS = 2, 4, 8
+SYMTAB, RELA_TABLE, NOBITS, UNWIND = 2, 4, 8, 0x70000001
+UNWIND_END = 4  # bytes of zeros behind unwind information: its terminator, which a linker would add
 ALLOCATE = 2  # section flag: takes up memory at run time
 ABS, RESERVED = 0xFFF1, 0xFF00  # section indices
 R_64, R_PC32, R_PLT32, R_PC64 = 1, 2, 4, 24
@@ -43,7 +44,10 @@ class _Section:
 
 
 class Image:
-    """An object in memory. `symbols` gives each defined symbol's address; the memory lives as long as the Image."""
+    """An object in memory; the memory lives as long as the Image.
+
+    symbols  each defined symbol's address
+    unwind   address of the unwind information (.eh_frame), terminated; 0 if there is none"""
 
     def __init__(self, data: bytes, resolve: Callable[[str], int | None]):
         """resolve: the address of a symbol that the object only names, or None. ElfError, or OSError from mmap."""
@@ -53,6 +57,7 @@ class Image:
             places, size = self._place(sections)
             self._memory = mmap.mmap(-1, max(size, 1))
             self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+            self.unwind = next((self._base + at for i, at in places.items() if sections[i].kind == UNWIND), 0)
             for i, at in places.items():
                 if sections[i].kind != NOBITS:
                     self._memory[at : at + sections[i].size] = self._bytes(sections[i])
@@ -102,7 +107,7 @@ class Image:
                 if align & (align - 1) or align > mmap.PAGESIZE:
                     raise ElfError(f"a section asks for an alignment of {s.align} bytes")
                 places[i] = end = -(-end // align) * align
-                end += s.size
+                end += s.size + (UNWIND_END if s.kind == UNWIND else 0)
         if end > LARGEST_IMAGE:
             raise ElfError(f"the object takes {end} bytes of memory; a kernel takes less than {LARGEST_IMAGE}")
         return places, end

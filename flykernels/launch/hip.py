@@ -11,61 +11,68 @@ every argument. Signatures and constants are those of HIP's public header hip_ru
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from ..codeobject import CodeObject
+from .driver import HANDLE, INT_OUT, NUMBER, OUT, SIZE_OUT, TEXT, Driver, DriverError, find
+from .gpu_kernel import Frame, GpuKernel, Sized, load_function
+from .workspace import relaxed
 
 LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
-KINDS: dict[str, Any] = {
-    "pointer": ctypes.c_void_p,
-    "i32": ctypes.c_int32,
-    "i64": ctypes.c_int64,
-    "f32": ctypes.c_float,
-}
-SUCCESS = 0
-THREADS_MOST = 2**32 - 1  # along one axis of a grid, counted in threads (HIP programming guide, kernel launch limits)
-GROUPS_MOST = (2**31 - 1, 65535, 65535)  # workgroups along each axis
 
 
-class HipError(RuntimeError):
+class HipError(DriverError):
     """A HIP call that failed, with the call, its error's name and what HIP says of it."""
 
 
-class Hip:
+class Hip(Driver):
     """The runtime's functions, each checked. `library` has them as ctypes does: libamdhip64, or a recording one."""
 
+    error: ClassVar[type[HipError]] = HipError  # type: ignore[misc]
+    signatures: ClassVar[dict[str, tuple]] = {
+        "hipModuleLoadData": (OUT, HANDLE),
+        "hipModuleUnload": (HANDLE,),
+        "hipModuleGetFunction": (OUT, HANDLE, TEXT),
+        "hipModuleLaunchKernel": (HANDLE, *[NUMBER] * 7, HANDLE, HANDLE, HANDLE),
+        "hipGetDevice": (INT_OUT,),
+        "hipSetDevice": (ctypes.c_int,),
+        "hipMalloc": (OUT, ctypes.c_size_t),
+        "hipMemsetAsync": (HANDLE, ctypes.c_int, ctypes.c_size_t, HANDLE),
+        "hipStreamCreateWithFlags": (OUT, NUMBER),
+        "hipStreamSynchronize": (HANDLE,),
+        "hipStreamDestroy": (HANDLE,),
+        "hipThreadExchangeStreamCaptureMode": (INT_OUT,),
+        "hipStreamIsCapturing": (HANDLE, INT_OUT),
+        "hipStreamGetCaptureInfo_v2": (HANDLE, INT_OUT, SIZE_OUT, OUT, HANDLE, HANDLE),
+        "hipUserObjectCreate": (OUT, HANDLE, HANDLE, NUMBER, NUMBER),
+        "hipGraphRetainUserObject": (HANDLE, HANDLE, NUMBER, NUMBER),
+    }
+    names: ClassVar[dict[str, str]] = {
+        "unload": "hipModuleUnload",
+        "allocate": "hipMalloc",
+        "set_bytes": "hipMemsetAsync",
+        "create_stream": "hipStreamCreateWithFlags",
+        "wait": "hipStreamSynchronize",
+        "destroy_stream": "hipStreamDestroy",
+        "exchange_mode": "hipThreadExchangeStreamCaptureMode",
+        "is_capturing": "hipStreamIsCapturing",
+        "capture_info": "hipStreamGetCaptureInfo_v2",
+        "user_object": "hipUserObjectCreate",
+        "graph_keeps": "hipGraphRetainUserObject",
+    }
+
     def __init__(self, library: Any):
-        self.library = library
-        handle, number = ctypes.c_void_p, ctypes.c_uint
-        out, names = ctypes.POINTER(handle), ctypes.c_char_p
-        signatures = {
-            "hipModuleLoadData": (out, handle),
-            "hipModuleUnload": (handle,),
-            "hipModuleGetFunction": (out, handle, names),
-            "hipModuleLaunchKernel": (handle, *[number] * 7, handle, out, out),
-            "hipGetDevice": (ctypes.POINTER(ctypes.c_int),),
-            "hipSetDevice": (ctypes.c_int,),
-        }
-        for name, arguments in signatures.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, ctypes.c_int
+        super().__init__(library)
         for name in ("hipGetErrorName", "hipGetErrorString"):
             function = getattr(library, name)
-            function.argtypes, function.restype = (ctypes.c_int,), ctypes.c_char_p
+            function.argtypes, function.restype = (ctypes.c_int,), TEXT
 
-    def call(self, name: str, *arguments: Any, doing: str) -> None:
-        """Calls one function; HipError if it does not return hipSuccess. doing: what for, in words."""
-        status = getattr(self.library, name)(*arguments)
-        if status != SUCCESS:
-            said = [getattr(self.library, f"hipGetError{x}")(status) or b"" for x in ("Name", "String")]
-            which, why = (text.decode(errors="replace") for text in said)
-            raise HipError(f"{doing}: {name} returned {which or status} ({why or 'no description'})")
+    def describe(self, status: int) -> tuple[str, str]:
+        said = [getattr(self.library, f"hipGetError{x}")(status) or b"" for x in ("Name", "String")]
+        return said[0].decode(errors="replace"), said[1].decode(errors="replace")
 
     def device(self) -> int:
-        """The current device of this thread."""
         found = ctypes.c_int()
         self.call("hipGetDevice", ctypes.byref(found), doing="asking for the current device")
         return found.value
@@ -76,88 +83,43 @@ class Hip:
 
 @cache
 def runtime() -> Hip:
-    """The HIP runtime of this process. HipError if there is none.
-
-    Looked for by name, so that the one that torch has loaded is found and there is one runtime in a process."""
-    tried = []
-    for name in (*LIBRARIES, ctypes.util.find_library("amdhip64") or ""):
-        if not name:
-            continue
-        try:
-            return Hip(ctypes.CDLL(name))
-        except (OSError, AttributeError) as e:
-            tried.append(f"{name}: {e}")
-    raise HipError("no HIP runtime: install ROCm, or a torch built for it. " + "; ".join(tried))
+    """The HIP runtime of this process. HipError if there is none."""
+    return find(Hip, LIBRARIES, "amdhip64", "no HIP runtime: install ROCm, or a torch built for it")
 
 
-class HipKernel:
-    """A loaded kernel of one device.
+class HipKernel(GpuKernel):
+    """A loaded gfx950 kernel of one device; see GpuKernel.
 
-    code      what it was loaded from
-    device    the device it was loaded on; launches must be made while it is the current one
-    function  HIP's handle"""
+    LDS is allocated statically by these kernels, so launches ask for no dynamic shared memory."""
 
-    def __init__(self, code: CodeObject, hip: Hip):
-        self.code, self.hip, self.device = code, hip, hip.device()
-        self._binary = ctypes.create_string_buffer(code.binary, len(code.binary))
-        self._module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
-        doing = f"loading {code.entry} on device {self.device}"
-        hip.call("hipModuleLoadData", ctypes.byref(self._module), self._binary, doing=doing)
-        try:
-            hip.call(
-                "hipModuleGetFunction", ctypes.byref(self.function), self._module, code.entry.encode(), doing=doing
-            )
-        except HipError:
-            self.unload()
-            raise
-        self._kinds = [KINDS[a.kind] for a in code.arguments]
-        self._names = [a.name for a in code.arguments]
+    target, threads_most = "gfx950", 2**32 - 1
+    driver: Hip
 
-    def grid(self, arguments: Mapping[str, int]) -> tuple[int, int, int]:
-        """Workgroups along x, y, z for these scalar arguments. HipError if HIP cannot launch so many."""
-        x, y, z, *_ = (*self.code.grid_for(arguments), 1, 1)
-        found = x, y, z
-        size = self.code.workgroup_size
-        if any(n > most for n, most in zip(found, GROUPS_MOST)) or found[0] * size > THREADS_MOST:
-            raise HipError(
-                f"{self.code.entry}: a grid of {found} workgroups of {size} threads; HIP launches {GROUPS_MOST} "
-                f"workgroups at most, and {THREADS_MOST} threads along x"
-            )
-        return found
+    def _load(self) -> int:
+        code, device = self.code, self.driver.device()
+        self._image = ctypes.create_string_buffer(code.binary, len(code.binary))
+        doing = f"loading {code.entry} on device {device}"
+        load_module = lambda: self.driver.call(
+            "hipModuleLoadData", ctypes.byref(self._module), self._image, doing=doing
+        )
+        with relaxed(self.driver):
+            load_function(self, load_module, "hipModuleGetFunction")
+        self._frame = Frame("", self.kinds)
+        return device
 
-    def __call__(self, *arguments: int | float, stream: int = 0) -> None:
-        """Launches on `stream` (a hipStream_t as int; 0: the default stream); returns at once.
+    def _call(self, sized: Sized, stream: int, arguments: tuple) -> tuple:
+        base, memory = self._frame(lambda base: (), arguments)
+        block = self.code.workgroup_size, 1, 1
+        passed = self.function, *sized.grid, *block, 0, stream, base + self._frame.pointers, None
+        return passed, sized.grid, memory
 
-        arguments: addresses (ints) and numbers, as `code.arguments` lists them. An empty grid launches nothing.
-        TypeError for another number of arguments; HipError as HIP reports, or where another device is current."""
-        if len(arguments) != len(self._kinds):
-            raise TypeError(f"{self.code.entry} takes {len(self._kinds)} arguments, not {len(arguments)}")
-        grid = self.grid(dict(zip(self._names, arguments)))  # type: ignore[arg-type]
-        if 0 in grid:
-            return
-        if (current := self.hip.device()) != self.device:
+    def _launch(self, call: tuple) -> None:
+        if (current := self.driver.device()) != self.device:
             raise HipError(f"{self.code.entry} was loaded on device {self.device}, and device {current} is current")
-        values = [kind(value) for kind, value in zip(self._kinds, arguments)]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        self.hip.call(
-            "hipModuleLaunchKernel", self.function, *grid, self.code.workgroup_size, 1, 1, 0, stream, pointers, None,
-            doing=f"launching {self.code.entry} on a grid of {grid}",
-        )  # fmt: skip
-
-    def unload(self) -> None:
-        """Gives the module back; the kernel cannot be launched afterwards."""
-        if self._module:
-            module, self._module = self._module, ctypes.c_void_p()
-            self.hip.call("hipModuleUnload", module, doing=f"unloading {self.code.entry}")
+        passed, grid, _ = call
+        self.driver.call("hipModuleLaunchKernel", *passed, doing=f"launching {self.code.entry} on a grid of {grid}")
 
 
 def load(code: CodeObject, hip: Hip | None = None) -> HipKernel:
-    """Loads a gfx950 code object on the current device. HipError if it is not one or HIP refuses it.
-
-    LDS is allocated statically by these kernels, so launches ask for no dynamic shared memory."""
-    if code.target != "gfx950":
-        raise HipError(f"{code.entry} is code for {code.target}, and this is the loader for gfx950")
-    unknown = sorted({a.kind for a in code.arguments} - set(KINDS))
-    if unknown:
-        raise HipError(f"{code.entry} has arguments of kind {', '.join(unknown)}; known: {', '.join(KINDS)}")
+    """Loads a gfx950 code object on the current device. HipError if it is not one or HIP refuses it."""
     return HipKernel(code, hip or runtime())

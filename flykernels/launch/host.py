@@ -107,18 +107,18 @@ class _MethodDef(ctypes.Structure):
     )
 
 
+_free = ctypes.CDLL(None).free
+_free.restype, _free.argtypes = None, (ctypes.c_void_p,)
+
+
 class _Frame(int):
     """Address of the two words that the door keeps; a built-in function holds on to it, and so to all it needs."""
 
     keeps: tuple
 
-    def __del__(self):
+    def __del__(self, free=_free):  # an argument: at exit the module's names are gone before the last frame
         _, words, _ = self.keeps
-        _free(words[0])  # the spare workspace
-
-
-_free = ctypes.CDLL(None).free
-_free.restype, _free.argtypes = None, (ctypes.c_void_p,)
+        free(words[0])  # the spare workspace
 
 
 class HostKernel:

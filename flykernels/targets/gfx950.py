@@ -62,6 +62,8 @@ class Gfx950(Gpu):
     shared_bytes, max_workgroup = limits.shared_bytes, limits.max_workgroup
     vector_bytes, banks = limits.vector_bytes, limits.banks
     held_bytes = 128  # registers a thread may give to one held row, in bytes
+    scopes = MappingProxyType({"workgroup": "workgroup", "device": "agent"})  # LLVM's names
+    packed_maximum = (f16,)  # types of which one instruction compares two pairs, NaN or not
 
     # Lanes that one turn of an LDS read serves together: the orders in which it may be (which one it is, only the
     # hardware can say; "published" is HipKittens'). A swizzle should be free of conflicts in all of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..dtypes import i32
@@ -94,6 +95,7 @@ class Gpu:
     name: str
     limits: GpuLimits
     lanes: int
+    scopes: Mapping[str, str]  # LLVM's names of "workgroup" and "device"
     module_target: str  # MLIR's target attribute
     device_space, shared_space = 1, 3  # LLVM's address spaces
 
@@ -113,12 +115,13 @@ class Gpu:
                 f"a workgroup of {k.workgroup_size} threads on {self.name}",
                 f"whole waves of {self.limits.lanes}, at most {self.limits.max_workgroup} threads",
             )
+        maps = self.map_parameters(k)
+        types = [*types, *(kind for kind, _ in maps)]
         kind = ir.Type.parse(f"!llvm.func<void ({', '.join(map(str, types))})>")
-        noalias = ir.ArrayAttr.get(
-            [ir.DictAttr.get({"llvm.noalias": ir.UnitAttr.get()} if m else {}) for m in is_memory]
-        )
+        noalias = [ir.DictAttr.get({"llvm.noalias": ir.UnitAttr.get()} if m else {}) for m in is_memory]
+        attributes = ir.ArrayAttr.get([*noalias, *(a for _, a in maps)])
         with ir.InsertionPoint(_body(k)):
-            f = llvm.LLVMFuncOp(k.name, ir.TypeAttr.get(kind), arg_attrs=noalias)
+            f = llvm.LLVMFuncOp(k.name, ir.TypeAttr.get(kind), arg_attrs=attributes)
         for name, value in self.function_attributes(k):
             f.attributes[name] = value
         block = f.body.blocks.append(*types)
@@ -133,6 +136,12 @@ class Gpu:
                 "fewer stages or a smaller tile",
             )
         llvm.ReturnOp()
+
+    def map_parameters(self, k) -> list:
+        """(type, attributes) of the parameters that k.tensor_maps stand for. TraceError where a target has none."""
+        if k.tensor_maps:
+            raise TraceError(f"tensor maps on {self.name}, which has no such thing")
+        return []
 
     def function_attributes(self, k) -> list:
         """(name, attribute) pairs that make the function a kernel of this target."""

@@ -1,4 +1,6 @@
-"""NVIDIA H200 (sm_90a): PTX from MLIR, checked and measured by ptxas."""
+"""NVIDIA H200 (sm_90a): PTX from MLIR, and a cubin, checked and measured, where there is a ptxas.
+
+What only this target has is beside it: `sm90a_barriers`, `sm90a_tma`, `sm90a_wgmma`."""
 
 from __future__ import annotations
 
@@ -6,9 +8,12 @@ import re
 import shutil
 import subprocess
 import tempfile
+from functools import cache
+from types import MappingProxyType
 
 from ..codeobject import CodeObject
-from ..dtypes import f32, i32
+from ..dtypes import bf16, f16, f32, i32, i64
+from ..lang.errors import TraceError
 from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
@@ -16,8 +21,8 @@ from ..mlir import intrinsic, ir, llvm
 from .gpu import Clock, Gpu, GpuLimits
 
 
-class AssemblerMissing(RuntimeError):
-    """No ptxas on this machine."""
+class AssemblerError(RuntimeError):
+    """ptxas refused a kernel, or warns that it runs otherwise than written."""
 
 
 class Sm90a(Gpu):
@@ -43,6 +48,9 @@ class Sm90a(Gpu):
     )
     shared_bytes, max_workgroup, vector_bytes = limits.shared_bytes, limits.max_workgroup, limits.vector_bytes
     held_bytes = 128  # registers a thread may give to one held row, in bytes
+    scopes = MappingProxyType({"workgroup": "block", "device": "device"})  # LLVM's names
+    packed_maximum = (bf16, f16)  # types of which one instruction compares two pairs, NaN or not
+    publishes_alone = True  # fences are cumulative over what a barrier ordered before them (PTX ISA, memory model)
 
     # mma.sync.m16n8k16: lane = 4 * row + pair of columns
     _lanes = (Mode(4, 1, 2), Mode(8, 0, 1))
@@ -61,7 +69,42 @@ class Sm90a(Gpu):
         return [one(2 * i).splat(2).insert(1, one(2 * i + 1)) for i in (0, 1)]
 
     def function_attributes(self, k):
-        return [("nvvm.kernel", ir.UnitAttr.get()), ("nvvm.reqntid", ir.DenseI32ArrayAttr.get([k.workgroup_size]))]
+        numbers = lambda *n: ir.DenseI32ArrayAttr.get(list(n))
+        beside = getattr(k.of_target, "beside", 1)
+        attributes = [
+            ("nvvm.kernel", ir.UnitAttr.get()),
+            ("nvvm.reqntid", numbers(k.workgroup_size)),
+            ("nvvm.minctasm", ir.IntegerAttr.get(mlir_type(i32), beside)),
+        ]
+        return attributes + ([("nvvm.cluster_dim", numbers(k.cluster))] if k.cluster > 1 else [])
+
+    def map_parameters(self, k):
+        by_value = {
+            "llvm.byval": ir.TypeAttr.get(ir.Type.parse(f"!llvm.array<{MAP_BYTES} x i8>")),
+            "llvm.align": ir.IntegerAttr.get(mlir_type(i64), MAP_ALIGNMENT),
+            "nvvm.grid_constant": ir.UnitAttr.get(),
+        }
+        return [(ir.Type.parse("!llvm.ptr"), ir.DictAttr.get(by_value)) for _ in k.tensor_maps]
+
+    def shared_memory(self, k, name, size):
+        """A pointer to `size` bytes of the workgroup's memory; one piece of a kernel may be larger than STATIC_SHARED."""
+        return self.dynamic_memory(k, size) if size > STATIC_SHARED else super().shared_memory(k, name, size)
+
+    def dynamic_memory(self, k, size: int):
+        """A pointer to `size` bytes of the workgroup's memory, aligned to 1024, that the launch asks for: more than the
+        48 KiB that a kernel may have without. Once a kernel."""
+        if size > self.limits.shared_bytes:
+            raise TraceError(
+                f"{size} bytes of shared memory; {self.name} has {self.limits.shared_bytes} a workgroup",
+                "fewer stages or a smaller tile",
+            )
+        k.of_target.dynamic_bytes = size
+        kind = ir.TypeAttr.get(ir.Type.parse("!llvm.array<0 x i8>"))
+        with ir.InsertionPoint.at_block_begin(k.module.body.operations[0].regions[0].blocks[0]):
+            llvm.GlobalOp(
+                kind, "dynamic_memory", ir.Attribute.parse("#llvm.linkage<external>"), alignment=1024, addr_space=3
+            )
+        return llvm.AddressOfOp(self.pointer_type(self.shared_space), "dynamic_memory").result
 
     def thread(self, k):
         return self.read("llvm.nvvm.read.ptx.sreg.tid.x")
@@ -74,6 +117,17 @@ class Sm90a(Gpu):
 
     def barrier(self):
         intrinsic("llvm.nvvm.barrier.cta.sync.aligned.all", None, constant(0, i32))
+
+    def barrier_count(self, condition: Value) -> Value:
+        """A barrier, and the number of the workgroup's threads where condition holds."""
+        name = "llvm.nvvm.barrier.cta.red.popc.aligned.all"
+        return Value(intrinsic(name, mlir_type(i32), constant(0, i32), condition), i32)
+
+    def over_wave(self, kind: str, v: Value) -> Value:
+        """redux.sync: the sum, greatest or least of the warp's 32-bit integers."""
+        name = "add" if kind == "add" else f"{'' if v.dtype.signed else 'u'}{kind}"
+        got = intrinsic(f"llvm.nvvm.redux.sync.{name}", mlir_type(i32), v, constant(-1, i32))
+        return Value(got, v.dtype)
 
     def exchange(self, k, v: Value, distance):
         """shfl.sync.bfly: this lane's value, and that of lane ^ distance."""
@@ -88,48 +142,85 @@ class Sm90a(Gpu):
         )
         return v, Value(other, i32).bitcast(v.dtype)
 
-    def compile(self, k, source: dict | None = None) -> CodeObject:
-        """The traced kernel as a cubin, with what ptxas says it costs; its text is PTX.
+    def publish(self):
+        """What this thread has stored in device memory may be read by others anywhere, once they `observe`."""
+        llvm.fence(llvm.AtomicOrdering.acq_rel, syncscope="device")
 
-        TraceError if the back end refuses it, AssemblerMissing if there is no ptxas on PATH."""
+    def observe(self):
+        """From here on this thread reads what others have published."""
+        llvm.fence(llvm.AtomicOrdering.acq_rel, syncscope="device")
+
+    def count_up(self, pointer, by: int = 1) -> Value:
+        """Adds to an i32 in device memory, one addition after the other on the whole device; what was there before."""
+        got = llvm.atomicrmw(
+            llvm.AtomicBinOp.add, pointer, constant(by, i32).ssa, llvm.AtomicOrdering.monotonic, syncscope="device"
+        )
+        return Value(got, i32)
+
+    def compile(self, k, source: dict | None = None) -> CodeObject:
+        """The traced kernel: a cubin and what ptxas says it costs, or PTX where there is no ptxas on PATH.
+
+        PTX is compiled by the driver when it is loaded; registers, spills and shared_bytes are then not known (0).
+        TraceError if the back end refuses it, AssemblerError if ptxas does."""
         clock = Clock()
         self.lower(k)
         clock("lower")
         text = self.assembly(k)
         clock("assembly")
         ptxas = shutil.which("ptxas")
-        if ptxas is None:
-            raise AssemblerMissing(
-                f"{k.name}: making a cubin for sm_90a needs ptxas, and none is on PATH. Do: install the CUDA toolkit, "
-                "or pip install nvidia-cuda-nvcc and put its bin folder on PATH"
-            )
-        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f, tempfile.NamedTemporaryFile(suffix=".cubin") as out:
-            f.write(text)
-            f.flush()
-            command = [ptxas, "-arch=sm_90a", "-v", "-o", out.name, f.name]
-            done = subprocess.run(command, capture_output=True, text=True)
-            binary = out.read()
-        if done.returncode:
-            raise RuntimeError(f"ptxas refused {k.name}: {done.stderr}")
+        binary, cost = assembled(ptxas, k.name, text) if ptxas else (text.encode(), {})
         clock("ptxas")
-        said = lambda what: int((re.search(rf"(\d+) {what}", done.stderr) or [0, 0])[1])
         return CodeObject(
             target=self.name,
             features="sm_90a",
             entry=k.name,
             arguments=k.signature(),
             grid=k.grid,
+            workspace=k.workspace,
             workgroup_size=k.workgroup_size,
-            shared_bytes=said("bytes smem"),
-            registers=said("registers"),
-            spills=said("bytes spill stores") // REGISTER_BYTES,
-            scratch_bytes=said("bytes stack frame"),
-            source=self.described(k, source),
+            tensor_maps=k.tensor_maps,
+            dynamic_bytes=getattr(k.of_target, "dynamic_bytes", 0),
+            cluster=k.cluster,
+            grid_most=k.grid_most,
+            source=self.described(k, source, assembler=cost.pop("assembler", "the driver")),
             binary=binary,
             text=text,
             seconds=clock.seconds,
+            **cost,
         )
 
 
+def assembled(ptxas: str, name: str, text: str) -> tuple[bytes, dict]:
+    """(cubin, what it costs as CodeObject's fields) of PTX. AssemblerError if ptxas refuses it, or if it says that
+    wgmma was serialised (C75xx): right, but several times slower than written."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f, tempfile.NamedTemporaryFile(suffix=".cubin") as out:
+        f.write(text)
+        f.flush()
+        done = subprocess.run([ptxas, "-arch=sm_90a", "-v", "-o", out.name, f.name], capture_output=True, text=True)
+        binary = out.read()
+    log = done.stdout + done.stderr
+    if done.returncode:
+        raise AssemblerError(f"ptxas refused {name}: {log}")
+    serialised = re.search(r".*C75\d\d.*", log)
+    if serialised:
+        raise AssemblerError(f"ptxas serialises wgmma in {name}: {serialised[0]}")
+    said = lambda what: int((re.search(rf"(\d+) {what}", log) or [0, 0])[1])
+    return binary, {
+        "shared_bytes": said("bytes smem"),
+        "registers": said("registers"),
+        "spills": said("bytes spill stores") // REGISTER_BYTES,
+        "scratch_bytes": said("bytes stack frame"),
+        "assembler": _version(ptxas),
+    }
+
+
+@cache
+def _version(ptxas: str) -> str:
+    said = subprocess.run([ptxas, "--version"], capture_output=True, text=True).stdout
+    return f"ptxas {(re.search(r'V([0-9.]+)', said) or ['', 'unknown'])[1]}"
+
+
+MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 REGISTER_BYTES = 4
+STATIC_SHARED = 32 * 1024  # bytes: a larger piece of shared memory is asked for at the launch (48 KiB is the most without)
 sm90a = Sm90a()

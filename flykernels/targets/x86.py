@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import MappingProxyType
 
 from .. import cpu
 from ..codeobject import Argument, CodeObject, Extent
@@ -15,6 +16,7 @@ from ..lang.memory import Global, advance
 from ..lang.values import Value, constant, mlir_type
 from ..mlir import ExecutionEngine, PassManager, ir, llvm, scf
 from .gpu import keep_loops
+from . import x86_lanes
 from .x86_entry import Byte, add_entries, add_table, function
 from .x86_math import expand
 
@@ -38,7 +40,9 @@ class X86:
     """
 
     name, lanes = "x86", 1
+    exact_roots = True  # LLVM's estimate with a Newton step (RSQRTPS) makes NaN of 0 and infinity
     held_bytes = 512  # 16 registers: what a row may take to be held
+    scopes = MappingProxyType({"workgroup": "", "device": ""})  # LLVM's name of all threads there are
 
     def __init__(self, level: str | None = None, caches: cpu.Caches | None = None):
         self.level, self.caches = level or cpu.level(), caches or cpu.caches()
@@ -91,6 +95,16 @@ class X86:
 
     def barrier(self):
         pass
+
+    def publish(self):
+        """What this thread has stored may be read by others, once they `observe`. No instruction comes of it."""
+        llvm.fence(llvm.AtomicOrdering.acq_rel)
+
+    def observe(self):
+        """From here on this thread reads what others have published."""
+        llvm.fence(llvm.AtomicOrdering.acq_rel)
+
+    deposit, compress = staticmethod(x86_lanes.deposit), staticmethod(x86_lanes.compress)
 
     # -- to code
     def compile(self, k, source: dict | None = None, opt_level: int = 0) -> CodeObject:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
-from flykernels.lang import bf16, f32, trace
+from flykernels.lang import Global, Mode, ThreadValues, bf16, f32, trace
 from flykernels.launch.host import load
 from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950, sm90a, x86
 from tests.gemm.gfx950_case import NAN_16, decode, encode
 
 from .kernels.direct_gemm import DirectConfig, direct_gemm
-from .kernels.rms_norm import RMSNormConfig, RMSNormProblem, choose, rms_norm
+from .kernels.rows import RowsConfig, RowsProblem, choose
 from .kernels.softmax import softmax
 
-EPS = 1e-5
 SHAPES = [(1, 1), (3, 7), (5, 33), (4, 100), (2, 1001), (3, 4099)]
 
 
@@ -37,42 +38,6 @@ def check(out, want, rows, n, dtype):
     assert error.max() <= dtype.epsilon + (16 + 4 * n**0.5) * f32.epsilon
 
 
-def rms_arguments(rows, n, dtype, weight_dtype, pad, scale):
-    stored, x, y = case(rows, n, dtype, pad, scale)
-    w = encode(np.random.default_rng(1).standard_normal(n), weight_dtype.name)
-    want = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * decode(w, weight_dtype.name)
-    return [stored, w, y, EPS, rows, n + pad, n + pad], y, want
-
-
-@pytest.mark.parametrize("rows, n", SHAPES)
-@pytest.mark.parametrize(
-    "dtype, weight_dtype, pad, scale", [(f32, f32, 0, 1.0), (bf16, f32, 3, 1e-2), (bf16, bf16, 0, 50)]
-)
-def test_rms_norm_on_the_cpu(rows, n, dtype, weight_dtype, pad, scale):
-    p = RMSNormProblem(n, dtype, weight_dtype)
-    code = x86.compile(trace(rms_norm, x86, p, choose(p, x86)))
-    arguments, y, want = rms_arguments(rows, n, dtype, weight_dtype, pad, scale)
-    load(code)(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
-    check(y, want, rows, n, dtype)
-
-
-@pytest.mark.parametrize("rows, n, dtype, config", [
-    (3, 7, bf16, None), (5, 100, f32, None), (2, 1001, bf16, None), (70, 64, bf16, RMSNormConfig(8, 32, 8)),
-    (2, 4096, bf16, RMSNormConfig(256, 1, 8)), (3, 1000, f32, RMSNormConfig(128, 2, 4, streamed=True)),
-])  # fmt: skip
-def test_rms_norm_on_the_simulator(rows, n, dtype, config):
-    """Part of a wave, a wave, several waves a row; held and streamed."""
-    p = RMSNormProblem(n, dtype, f32)
-    code = gfx950.compile(trace(rms_norm, gfx950, p, config or choose(p, gfx950)))
-    arguments, y, want = rms_arguments(rows, n, dtype, f32, 0, 1.0)
-    values = [
-        a if isinstance(a, np.ndarray) else np.float32(a) if isinstance(a, float) else np.int32(a) for a in arguments
-    ]
-    run_on_sim(code, values, grid=(*code.grid_for({"rows": rows}), 1, 1), outputs=[2]).raise_for_findings()
-    check(y, want, rows, n, dtype)
-    assert code.spills == 0
-
-
 def soft(x):
     power = np.exp(x - x.max(-1, keepdims=True))
     return power / power.sum(-1, keepdims=True)
@@ -81,21 +46,58 @@ def soft(x):
 @pytest.mark.parametrize("rows, n", SHAPES)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 20.0])
 def test_softmax_on_the_cpu(rows, n, scale):
-    p = RMSNormProblem(n, f32, f32)
+    p = RowsProblem(n, f32)
     code = x86.compile(trace(softmax, x86, p, choose(p, x86)))
     stored, x, y = case(rows, n, f32, 0, scale)
     load(code)(stored.ctypes.data, y.ctypes.data, rows)
     check(y, soft(x), rows, n, f32)
 
 
-@pytest.mark.parametrize("rows, n", [(3, 33), (2, 1001)])
-def test_softmax_on_the_simulator(rows, n):
-    p = RMSNormProblem(n, f32, f32)
-    code = gfx950.compile(trace(softmax, gfx950, p, choose(p, gfx950)))
+@pytest.mark.parametrize("rows, n, config", [
+    (3, 33, None), (2, 1001, None), (70, 64, RowsConfig(8, 32, 4)), (2, 4096, RowsConfig(256, 1, 4)),
+    (3, 1000, RowsConfig(128, 2, 4, streamed=True)),
+])  # fmt: skip
+def test_softmax_on_the_simulator(rows, n, config):
+    """Part of a wave, a wave, several waves a row; held and streamed."""
+    p = RowsProblem(n, f32)
+    code = gfx950.compile(trace(softmax, gfx950, p, config or choose(p, gfx950)))
     stored, x, y = case(rows, n, f32, 0, 3.0)
     grid = (*code.grid_for({"rows": rows}), 1, 1)
     run_on_sim(code, [stored, y, np.int32(rows)], grid=grid, outputs=[1]).raise_for_findings()
     check(y, soft(x), rows, n, f32)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """How a tile is dealt out: rows and columns of threads, elements of a vector."""
+
+    down: int
+    across: int
+    vector: int
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.down * self.across
+
+
+def column_sums(k, rows: int, cfg: Shared):
+    """y = the sums of x's columns."""
+    width = cfg.across * cfg.vector
+    x, y = k.args(x=Global(f32, (rows, width)), y=Global(f32, (1, width)))
+    threads = (Mode(cfg.across, 1, cfg.vector), Mode(cfg.down, 0, 1))
+    tile = ThreadValues((cfg.down, width), threads, Mode(cfg.vector, 1, 1)).repeat(rows // cfg.down, 1)
+    total = k.fragment(tile).load(x).sum(axis=0)
+    k.fragment(total.layout).store(y, total)
+
+
+@pytest.mark.parametrize("config", [Shared(4, 16, 4), Shared(16, 16, 4), Shared(8, 64, 1), Shared(4, 128, 2)])
+def test_sums_over_waves_whose_lanes_hold_other_columns(config):
+    """Lanes of a wave, waves side by side, waves that lie apart."""
+    code = gfx950.compile(trace(column_sums, gfx950, 2 * config.down, config))
+    x = np.random.default_rng(0).standard_normal((2 * config.down, config.across * config.vector)).astype(np.float32)
+    y = np.full((1, x.shape[1]), np.nan, np.float32)
+    run_on_sim(code, [x, y], outputs=[1]).raise_for_findings()
+    assert np.abs(y[0] - x.sum(0, dtype=np.float64)).max() < 1e-5
 
 
 @pytest.mark.parametrize("m, n, depth", [(128, 128, 256), (100, 72, 64), (1, 4, 32)])
@@ -113,9 +115,9 @@ def test_direct_gemm_on_the_simulator(m, n, depth):
 
 
 @pytest.mark.parametrize("kernel, problem, config", [
-    (rms_norm, RMSNormProblem(4096, bf16, bf16), None), (softmax, RMSNormProblem(1000, f32, f32), None),
+    (softmax, RowsProblem(4096, bf16), None), (softmax, RowsProblem(1000, f32), None),
     (direct_gemm, (128, 256), DirectConfig((2, 2), (4, 8), 32)),
-], ids=["rms_norm", "softmax", "direct_gemm"])  # fmt: skip
+], ids=["softmax bf16", "softmax f32", "direct_gemm"])  # fmt: skip
 def test_sm90a_compiles(kernel, problem, config):
     code = sm90a.compile(trace(kernel, sm90a, problem, config or choose(problem, sm90a)))
     assert code.binary.startswith(b"\x7fELF") and ".target sm_90a" in code.text

@@ -203,3 +203,23 @@ def test_an_activation_that_only_looks_like_one_is_not_fused():
     nearly_gelu = lambda y: y * 0.5 * (1 + torch.erf(y * 0.70710677))
     out = compile_with(lambda x: nearly_gelu(F.linear(x, w)))(x)
     assert torch.allclose(out, nearly_gelu(F.linear(x, w)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["none", *ACTIVATIONS])
+def test_a_bias_that_is_added_apart_belongs_to_the_product(name):
+    """On a GPU Inductor turns addmm into mm and an addition, which the next loop could take in."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from inductor_plugin import fusion, private
+
+    activate = ACTIVATIONS.get(name, lambda x: x)
+    function = lambda x, w, bias: activate(bias + torch.mm(x, w))
+    table = private.load().names.select_decomp_table()
+    x, w, bias = torch.randn(20, 32), torch.randn(32, 48), torch.randn(48)
+    graph = make_fx(function, decomposition_table=table, tracing_mode="fake")(x, w, bias).graph
+    ((gemm, activation, residual, last),) = fusion.chains(graph)
+    assert (gemm.base, activation, residual) == ("mm", name, None)
+    assert gemm.bias.meta["val"].shape == (48,) and next(iter(last.users)).op == "output"
+    wide = make_fx(lambda x, w, r: torch.mm(x, w) + r, decomposition_table=table, tracing_mode="fake")
+    ((gemm, _, residual, _),) = fusion.chains(wide(x, w, torch.randn(20, 48)).graph)
+    assert gemm.bias is None and residual is not None

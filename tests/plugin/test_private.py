@@ -32,7 +32,7 @@ def test_nothing_else_in_the_plugin_touches_private_names():
             continue
         text = file.read_text()
         assert "torch._inductor" not in text, file.name
-        assert "torch._dynamo" not in text, file.name
+        assert "torch._dynamo" not in text and "torch._C" not in text, file.name
 
 
 def test_a_missing_name_is_reported_and_not_raised(monkeypatch):
@@ -93,3 +93,75 @@ def test_register_lowering_and_lowerings_are_one_table(names):
 
 def test_post_grad_passes_are_ours_and_call_the_original(names):
     assert names.compile_fx.post_grad_passes.__wrapped__ is names.post_grad_passes
+
+
+# -- torch's dispatcher, for eager operators
+def test_the_fused_operators_are_what_rms_norm_ends_in():
+    forward, backward = torch.ops.aten._fused_rms_norm.default, torch.ops.aten._fused_rms_norm_backward.default
+    assert str(forward._schema) == (
+        "aten::_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"
+    )
+    assert str(backward._schema) == (
+        "aten::_fused_rms_norm_backward(Tensor grad_out, Tensor input, int[] normalized_shape, Tensor rstd, "
+        "Tensor? weight, bool[2] output_mask) -> (Tensor, Tensor)"
+    )
+    seen = []
+    original = private.kernel_of("aten::_fused_rms_norm", "CPU")
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("_fused_rms_norm", lambda keys, *a: seen.append(a) or original(keys, *a), "CPU", with_keyset=True)
+        x = torch.randn(3, 4)
+        with torch.inference_mode():
+            y = torch.nn.functional.rms_norm(x, (4,))
+        assert len(seen) == 1
+        assert type(torch.nn.functional.rms_norm(x.requires_grad_(), (4,)).grad_fn).__name__ == "FusedRmsNormBackward0"
+    finally:
+        library._destroy()
+    torch.testing.assert_close(torch.nn.functional.rms_norm(x, (4,)), y)
+    assert type(torch.nn.functional.rms_norm(x, (4,)).grad_fn).__name__ != "FusedRmsNormBackward0"
+
+
+def test_topks_schemas():
+    assert str(torch.ops.aten.topk.default._schema) == (
+        "aten::topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"
+    )
+    assert str(torch.ops.aten.topk.values._schema).startswith(
+        "aten::topk.values(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True, *, "
+        "Tensor(a!) values, Tensor(b!) indices)"
+    )
+
+
+def test_names_of_eager_operators():
+    eager = private.eager()
+    assert eager.dispatch_modes() == 0 and eager.functorch_level() is None
+    assert eager.forward_ad._current_level == eager.forward_ad_level == -1
+    with torch.autograd.forward_ad.dual_level():
+        assert eager.forward_ad._current_level == 0
+    assert torch.func.vmap(lambda x: x + (eager.functorch_level() is not None))(torch.zeros(2)).tolist() == [1, 1]
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        assert eager.dispatch_modes() == 1
+    made = eager.empty_strided_cpu((2, 3), (3, 1), torch.float16)
+    assert made.shape == (2, 3) and made.stride() == (3, 1) and made.dtype == torch.float16
+    with torch.inference_mode():
+        assert eager.empty_strided_cpu((1,), (1,), torch.float32).is_inference()
+    assert private.kernel_of("aten::_fused_rms_norm_backward", "SparseCPU") is None
+    values, _ = private.kernel_of("aten::topk", "CPU")(eager.DispatchKeySet(eager.DispatchKey.CPU), torch.arange(3.0), 1, -1, True, True)
+    assert values.tolist() == [2]
+
+
+def test_the_door_of_topk():
+    """PyTorch's C interface, the two C++ functions beside it, and the numbers of types."""
+    from flykernels.launch import torch_door
+    from flykernels.launch.torch_library import libtorch
+
+    library = libtorch()
+    numbers = {"float32": torch_door.F32, "float16": torch_door.F16, "bfloat16": torch_door.BF16, "int64": torch_door.I64}
+    for name, number in numbers.items():
+        assert getattr(library, f"aoti_torch_dtype_{name}")() == number
+    assert library.aoti_torch_device_type_cpu() == torch_door.CPU

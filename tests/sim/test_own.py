@@ -4,13 +4,12 @@ checker silent."""
 import pytest
 
 from bench.simcases import own_cases
-from bench.simcases.rms_norm import RMSNormConfig
 from flykernels.sim import run_on_sim
 
 CASES = {
     "MXFP4 GEMM": own_cases.mxfp4,
-    "RMSNorm, four waves a row": lambda: own_cases.rms(3, 2000, RMSNormConfig(256, 1, 8)),
-    "RMSNorm, four rows a wave": lambda: own_cases.rms(9, 136, RMSNormConfig(16, 8, 8)),
+    "RMSNorm, four waves a row": lambda: own_cases.rms(3, 2000, 256, 1),
+    "RMSNorm, four rows a wave": lambda: own_cases.rms(9, 136, 16, 8),
     "TopK": lambda: own_cases.topk(18, 128, 6),
     "TopK, NaN and signed zeros": lambda: own_cases.topk(3, 100, 16, "special"),
     "TopK, ties overflow the board": lambda: own_cases.topk(5, 256, 8, "ties"),

@@ -1,4 +1,4 @@
-"""Softmax of each row. One source; the configuration and thread-value layout are RMSNorm's."""
+"""Softmax of each row. One source; rows are dealt out as rows.py says."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from math import e, log2
 from flykernels.codeobject import Extent
 from flykernels.lang import Global, Kernel, exp2, f32, i32, reciprocal
 
-from .rms_norm import RMSNormConfig, RMSNormProblem
+from .rows import RowsConfig, RowsProblem
 
 
-def softmax(k: Kernel, p: RMSNormProblem, cfg: RMSNormConfig):
+def softmax(k: Kernel, p: RowsProblem, cfg: RowsConfig):
     x, y, _ = k.args(x=Global(p.dtype, ("rows", p.n)), y=Global(p.dtype, ("rows", p.n)), rows=i32)
     k.grid = ((Extent("rows", cfg.rows_per_workgroup),),)
     rows = k.fragment(cfg.rows_of(p.n), streamed=cfg.streamed)

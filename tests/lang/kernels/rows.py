@@ -1,25 +1,23 @@
-"""RMSNorm: y = x / sqrt(mean(x^2) + eps) * w, row by row. One source for gfx950, sm90a and x86."""
+"""How kernels that work row by row deal rows out to threads, on any target."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
 
-from flykernels.codeobject import Extent
-from flykernels.lang import DType, Global, Kernel, Mode, ThreadValues, f32, i32, rsqrt
+from flykernels.lang import DType, Mode, ThreadValues
 
 
 @dataclass(frozen=True)
-class RMSNormProblem:
-    """Rows of n elements; how many there are and how far apart are run-time arguments."""
+class RowsProblem:
+    """Rows of n elements; how many there are is a run-time argument."""
 
     n: int
     dtype: DType
-    weight_dtype: DType
 
 
 @dataclass(frozen=True)
-class RMSNormConfig:
+class RowsConfig:
     """threads_per_row a power of two (part of a wave, a wave, or several); vector: elements that move together;
     streamed: the row is read twice instead of held in registers."""
 
@@ -43,31 +41,12 @@ class RMSNormConfig:
         )
 
 
-def rms_norm(k: Kernel, p: RMSNormProblem, cfg: RMSNormConfig):
-    x, w, y, eps, _, _, _ = k.args(
-        x=Global(p.dtype, ("rows", p.n), ("x_row", 1), alignment=p.dtype.bytes),
-        w=Global(p.weight_dtype, (p.n,)),
-        y=Global(p.dtype, ("rows", p.n), ("y_row", 1), alignment=p.dtype.bytes),
-        eps=f32,
-        rows=i32,
-        x_row=i32,
-        y_row=i32,
-    )
-    k.grid = ((Extent("rows", cfg.rows_per_workgroup),),)
-    rows = k.fragment(cfg.rows_of(p.n), streamed=cfg.streamed)
-    here = (cfg.rows_per_workgroup, p.n), k.workgroup_id()
-    v = rows.load(x.tile(*here)).to(f32)  # held: the one read of the row
-    weight = rows.load(w).to(f32)  # under way while the sum is formed
-    inverse_rms = rsqrt((v * v).sum(axis=1) / p.n + eps)  # over registers, lanes, waves
-    rows.store(y.tile(*here), (v * inverse_rms * weight).to(p.dtype))
-
-
-def choose(p: RMSNormProblem, target) -> RMSNormConfig:
+def choose(p: RowsProblem, target) -> RowsConfig:
     """A sensible configuration from the target's limits; tuning would enumerate around it."""
     if target.lanes == 1:
-        return RMSNormConfig(1, 1, target.vector_bytes, streamed=p.n * 4 > target.held_bytes)  # four registers of f32
+        return RowsConfig(1, 1, target.vector_bytes, streamed=p.n * 4 > target.held_bytes)  # four registers of f32
     vector = target.vector_bytes // p.dtype.bytes
     fits = lambda t: ceil(p.n / (t * vector)) * vector * 4 <= target.held_bytes
     enough = lambda t: t * vector >= min(p.n, target.lanes * vector) and fits(t)
     threads = next(filter(enough, (2**i for i in range(11))), target.max_workgroup)
-    return RMSNormConfig(threads, max(1, 256 // threads), vector, streamed=not fits(threads))
+    return RowsConfig(threads, max(1, 256 // threads), vector, streamed=not fits(threads))

@@ -1,0 +1,278 @@
+"""Models on the H200: decoder layers of Llama-3-8B's shape, and a sentence encoder of MiniLM-L6's; tokens a second.
+
+Both ways of compiling begin with empty caches of their own, so that tuning times compare; then they take turns on the
+GPU within one process, a captured graph each. Weights are random, shapes are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import _h200_time as timing
+
+WAYS = {"max-autotune": "ATEN,TRITON", "with us": "ATEN,TRITON,FLYKERNELS"}
+LAYERS = 4  # enough weights that no layer's are in L2 when its turn comes
+SAMPLE_US, ROUNDS = 20_000.0, 11
+CACHE = 512  # tokens that each sequence has already, in the KV cache
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Llama 3 8B (Meta, model card and config.json)."""
+
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    head: int = 128
+    inner: int = 14336
+    eps: float = 1e-5
+    theta: float = 500_000.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """batch sequences, each with `tokens` new ones; `cached` before them."""
+
+    name: str
+    batch: int
+    tokens: int
+    cached: int
+
+    @property
+    def count(self) -> int:
+        return self.batch * self.tokens
+
+
+SETTINGS = (
+    Setting("decode 1", 1, 1, CACHE), Setting("decode 16", 16, 1, CACHE), Setting("decode 128", 128, 1, CACHE),
+    Setting("prefill 2048", 1, 2048, 0),
+)  # fmt: skip
+
+
+def decoder(setting: Setting, shape: Shape) -> Any:
+    """The layers; they take (batch, tokens, hidden)."""
+    import torch
+    import torch.nn.functional as F
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            q, kv = shape.heads * shape.head, shape.kv_heads * shape.head
+            linear = lambda n, k: torch.nn.Parameter(torch.randn(n, k) * k**-0.5, requires_grad=False)
+            self.qkv, self.out = linear(q + 2 * kv, shape.hidden), linear(shape.hidden, q)
+            self.gate, self.up = linear(shape.inner, shape.hidden), linear(shape.inner, shape.hidden)
+            self.down = linear(shape.hidden, shape.inner)
+            ones = lambda: torch.nn.Parameter(torch.ones(shape.hidden), requires_grad=False)
+            self.before, self.between = ones(), ones()
+            room = (setting.batch, shape.kv_heads, setting.cached + setting.tokens, shape.head)
+            self.register_buffer("keys", torch.randn(room))
+            self.register_buffer("values", torch.randn(room))
+
+        def forward(self, x, cos, sin):
+            x = x + self.attention(F.rms_norm(x, (shape.hidden,), self.before, shape.eps), cos, sin)
+            y = F.rms_norm(x, (shape.hidden,), self.between, shape.eps)
+            return x + F.linear(F.silu(F.linear(y, self.gate)) * F.linear(y, self.up), self.down)
+
+        def attention(self, x, cos, sin):
+            batch, tokens, _ = x.shape
+            q, kv = shape.heads, shape.kv_heads
+            heads = F.linear(x, self.qkv).view(batch, tokens, q + 2 * kv, shape.head).transpose(1, 2)
+            q, k, v = heads.split((q, kv, kv), dim=1)
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+            if setting.cached:
+                self.keys[:, :, setting.cached :] = k
+                self.values[:, :, setting.cached :] = v
+                k, v = self.keys, self.values
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=not setting.cached, enable_gqa=True)
+            return F.linear(y.transpose(1, 2).reshape(batch, tokens, shape.hidden), self.out)
+
+    def rotated(x, cos, sin):
+        low, high = x.chunk(2, dim=-1)
+        return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+    class Decoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Layer() for _ in range(LAYERS))
+            place = torch.arange(setting.cached, setting.cached + setting.tokens)
+            angle = place[:, None] * shape.theta ** (-torch.arange(0, shape.head, 2) / shape.head)
+            self.register_buffer("cos", angle.cos())
+            self.register_buffer("sin", angle.sin())
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x, self.cos, self.sin)
+            return x
+
+    with torch.device("cuda"):
+        torch.manual_seed(0)
+        return Decoder().to(torch.bfloat16).eval()
+
+
+ENCODER = Setting("MiniLM 32 x 32", 32, 32, 0)
+
+
+def encoder() -> Any:
+    """MiniLM-L6-v2's shape (6 layers, hidden 384, 12 heads, inner 1536, gelu) with mean pooling, over embeddings."""
+    import torch
+    import torch.nn.functional as F
+
+    hidden, heads, inner, layers = 384, 12, 1536, 6
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            make = torch.nn.Linear
+            self.q, self.k, self.v, self.out = (make(hidden, hidden) for _ in range(4))
+            self.up, self.down = make(hidden, inner), make(inner, hidden)
+            self.first, self.second = torch.nn.LayerNorm(hidden), torch.nn.LayerNorm(hidden)
+
+        def forward(self, x):
+            split = lambda y: y.view(*y.shape[:2], heads, hidden // heads).transpose(1, 2)
+            y = F.scaled_dot_product_attention(split(self.q(x)), split(self.k(x)), split(self.v(x)))
+            x = self.first(self.out(y.transpose(1, 2).reshape(x.shape)) + x)
+            return self.second(self.down(F.gelu(self.up(x))) + x)
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(*(Layer() for _ in range(layers)))
+
+        def forward(self, x):
+            return F.normalize(self.layers(x).mean(1), dim=-1)
+
+    with torch.device("cuda"):
+        torch.manual_seed(0)
+        return Encoder().to(torch.bfloat16).eval().requires_grad_(False)
+
+
+def model_of(setting: Setting) -> tuple[Any, Any]:
+    """(model, input)."""
+    import torch
+
+    model, hidden = (encoder(), 384) if setting is ENCODER else (decoder(setting, Shape()), Shape().hidden)
+    return model, torch.randn(setting.batch, setting.tokens, hidden, device="cuda", dtype=torch.bfloat16)
+
+
+class Served:
+    """A model compiled one way, as a captured graph.
+
+    seconds  that compiling took, tuning and all
+    error    of the result to eager's, relative, in the Frobenius norm"""
+
+    def __init__(self, model: Any, x: Any, expected: Any, backends: str):
+        import torch
+
+        torch._dynamo.reset()
+        options = {"max_autotune": True, "max_autotune_gemm_backends": backends}
+        way = torch.compile(model, dynamic=False, options=options)
+        start = time.perf_counter()
+        way(x)
+        torch.cuda.synchronize()
+        self.seconds = time.perf_counter() - start
+        way(x)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.y = way(x)
+        self.graph.replay()
+        torch.cuda.synchronize()
+        self.error = ((self.y.double() - expected).norm() / expected.norm()).item()
+
+    def sample(self, replays: int) -> float:
+        """Microseconds of a replay."""
+        return timing.elapsed(lambda: [self.graph.replay() for _ in range(replays)]) / replays
+
+
+def fresh_caches(folder: Path, ours: Path) -> None:
+    """Inductor's caches and ours in these folders, and nothing in memory."""
+    from torch._inductor.utils import clear_caches
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["FLYKERNELS_CACHE_DIR"] = str(folder), str(ours)
+    clear_caches()
+
+
+def run(setting: Setting, folder: Path) -> dict[str, Any]:
+    """Compiles both ways from empty caches and lets them take turns; a row of figures."""
+    import torch
+
+    model, x = model_of(setting)
+    with torch.no_grad():
+        expected = model(x).double()
+        served = {}
+        for way, backends in WAYS.items():
+            fresh_caches(folder / setting.name / way, folder / setting.name / "ours")
+            served[way] = Served(model, x, expected, backends)
+        replays = max(1, round(SAMPLE_US / served["max-autotune"].sample(3)))
+        timed = timing.Timed({way: [] for way in served})
+        for turn in range(ROUNDS + 1):
+            for way in random.sample(list(served), len(served)):
+                us = served[way].sample(replays)
+                if turn:
+                    timed.samples[way].append(us)
+    rate = {way: setting.count / timed.us(way) * 1e6 for way in served}
+    return {
+        "setting": setting.name, "tokens/s": rate, "us": {way: timed.us(way) for way in served},
+        "ratio": timed.ratio("max-autotune", "with us"),
+        "compile s": {w: round(v.seconds, 2) for w, v in served.items()},
+        "errors": {w: v.error for w, v in served.items()}, "ours": products_of_ours(folder / setting.name / "ours"),
+    }  # fmt: skip
+
+
+def products_of_ours(cache: Path) -> dict[str, str]:
+    """Each product of the model and its winner."""
+    from tuning_cache import Entry
+
+    found = [Entry.from_json(p.read_text()) for p in cache.glob("entries/*/*.json")]
+    size = lambda p: "x".join(str(p[x]) for x in ("m", "n", "k"))
+    return {f"{e.key.op} {size(e.key.problem)}": str(e.winner) for e in sorted(found, key=lambda e: str(e.key))}
+
+
+def warm_up(folder: Path) -> None:
+    """Everything that a process does once, before anything is timed: imports, worker processes, libraries."""
+    import torch
+
+    fresh_caches(folder / "warm-up", folder / "warm-up")
+    layer = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 128))
+    layer = layer.cuda().to(torch.bfloat16).requires_grad_(False)
+    for backends in WAYS.values():
+        torch._dynamo.reset()
+        options = {"max_autotune": True, "max_autotune_gemm_backends": backends}
+        torch.compile(layer, options=options)(torch.randn(64, 128, device="cuda", dtype=torch.bfloat16))
+
+
+def served_from_cache(setting: Setting, folder: Path, inductor: str) -> dict[str, Any]:
+    """In a process of its own: what a model that was compiled with us costs now. inductor: its cache that is used."""
+    import torch
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    import inductor_plugin
+    from inductor_plugin.counters import counters
+
+    inductor_plugin.enable()
+    timed, kind = [], type(benchmarker)
+    original = kind.benchmark_gpu  # whoever measures on the GPU, measures with this
+    kind.benchmark_gpu = lambda self, *a, **k: timed.append(1) or original(self, *a, **k)
+    fresh_caches(folder / setting.name / inductor, folder / setting.name / "ours")
+    model, x = model_of(setting)
+    with torch.no_grad():
+        made = Served(model, x, model(x).double(), WAYS["with us"])
+    return {
+        "seconds": made.seconds, "error": made.error, "measured": len(timed), "benchmarks": counters["benchmarks"],
+        "compiles": counters["compiles"], "from_cache": counters["from cache"],
+    }  # fmt: skip
+
+
+def setting_of(name: str) -> Setting:
+    return next(s for s in (*SETTINGS, ENCODER) if s.name == name)
+
+
+if __name__ == "__main__":
+    print(json.dumps(served_from_cache(setting_of(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])))

@@ -1,0 +1,155 @@
+"""Every GEMM kernel of the suite at small sizes: built ahead, then run and compared, for compute-sanitizer; no torch.
+
+python -m bench._h200_sanitize FOLDER     # FOLDER holds NN.fko and NN.json, as `build` leaves them
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ("memcheck", "racecheck")
+SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
+TAILS = (100, 264, 200)  # M, N, K: no multiple of any tile
+WALKED = (2500, 1304, 136)  # the same for kernels whose workgroups walk: more tiles than workgroups
+SECONDS_MOST = 240
+
+
+def build(folder: Path) -> list[str]:
+    """Builds each configuration that is offered for dense15, for small sizes, plain and with epilogues; their names."""
+    from flykernels.targets import sm90a
+    from templates.gemm.problem import GemmProblem
+    from templates.gemm.space import candidates
+    from templates.gemm.workers import Workers
+
+    from ._h200_gemm import SIZES_M, SIZES_NK
+
+    made: dict[str, tuple] = {}
+    epilogues = ({}, {"bias": "row", "activation": "gelu_tanh"}, {"residual": True})
+    for n, k in SIZES_NK:
+        for m in SIZES_M:
+            for i, epilogue in enumerate(epilogues):
+                problem = GemmProblem(n, k, "bf16", "bf16", "row", "col", m_hint=m, **epilogue)
+                for c in candidates(problem, sm90a).kept:
+                    made.setdefault(f"{i} {c.config}", (problem, c.config))
+    names = []
+    with Workers() as pool:
+        from concurrent.futures import ThreadPoolExecutor
+
+        def one(item: tuple[int, tuple[str, tuple]]) -> str:
+            number, (name, (problem, config)) = item
+            m, n, k = WALKED if config.persistent or config.stream_k else TAILS
+            small = replace(problem, n=n, k=k, m_hint=m)
+            code = pool.build(small, config.key(), "sm90a")
+            code.save(folder / f"{number:03}.fko")
+            (folder / f"{number:03}.json").write_text(json.dumps({"name": name, "m": m, "problem": small.key()}))
+            return name
+
+        with ThreadPoolExecutor(pool.count) as threads:
+            names = list(threads.map(one, enumerate(made.items())))
+    return names
+
+
+def run(tool: str, folder: Path) -> dict[str, Any]:
+    """One tool over all kernels of a folder; what it found."""
+    command = ["compute-sanitizer", "--tool", tool, sys.executable, "-m", "bench._h200_sanitize", str(folder)]
+    if shutil.which(command[0]) is None:
+        return {"tool": tool, "found": None, "note": "compute-sanitizer is not on PATH"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MOST)
+    except subprocess.TimeoutExpired as e:
+        text = (e.stdout or b"").decode(errors="replace")
+        return {"tool": tool, "found": None, "kernels": text.count("\nran "), "note": "out of time"}
+    found = SUMMARY.search(done.stdout + done.stderr)
+    kernels = done.stdout.count("\nran ") + done.stdout.startswith("ran ")
+    said = [x for x in (done.stdout + done.stderr).splitlines() if x.startswith("=========")][:40]
+    wrong = [x for x in done.stdout.splitlines() if x.startswith("wrong ")]
+    return {
+        "tool": tool, "found": int(found[1]) if found else None, "kernels": kernels, "wrong": wrong,
+        "exit": done.returncode, "said": [] if found and found[1] == "0" else said,
+    }  # fmt: skip
+
+
+class Device:
+    """Device memory and copies, through the driver alone."""
+
+    def __init__(self) -> None:
+        from flykernels.launch import cuda
+
+        self.driver = cuda.runtime()
+        self.driver.device()
+
+    def put(self, array: np.ndarray) -> int:
+        """A copy of an array, in an allocation of exactly its size."""
+        address = ctypes.c_void_p()
+        self.driver.call("cuMemAlloc_v2", ctypes.byref(address), array.nbytes, doing="allocating")
+        source = ctypes.c_void_p(array.ctypes.data)
+        self._copy("cuMemcpyHtoD_v2", address, source, array)
+        return address.value or 0
+
+    def get(self, address: int, like: np.ndarray) -> np.ndarray:
+        out = np.empty_like(like)
+        self._copy("cuMemcpyDtoH_v2", ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(address), out)
+        return out
+
+    def free(self, address: int) -> None:
+        self.driver.call("cuMemFree_v2", ctypes.c_void_p(address), doing="freeing")
+
+    def _copy(self, name: str, to: Any, source: Any, array: np.ndarray) -> None:
+        self.driver.call(name, to, source, ctypes.c_size_t(array.nbytes), doing="copying")
+
+
+def check(device: Device, code: Any, m: int, problem: dict) -> str:
+    """Runs one kernel; "" if its result is right, else how far it is off."""
+    from flykernels.launch import cuda
+    from templates.gemm import arguments
+    from templates.gemm.problem import GemmProblem
+    from templates.gemm.reference import reference, tolerance
+    from tests.gemm.gfx950_case import decode, encode, poison
+
+    p = GemmProblem(**problem)
+    rng = np.random.default_rng(0)
+    rand = lambda *size: encode(rng.standard_normal(size) * 0.5, p.dtype)
+    held = {"a": rand(m, p.k), "b": rand(p.n, p.k), "c": poison(m * p.n, p.out_dtype).reshape(m, p.n)}
+    held |= {"bias": rand(p.n)} if p.bias == "row" else {}
+    held |= {"residual": rand(m, p.n)} if p.residual else {}
+    at = {name: device.put(array) for name, array in held.items()}
+    numbers = {"m": m, "a_row": p.k, "b_col": p.k, "c_row": p.n, "residual_row": p.n}
+    kernel = cuda.load(code, device.driver)
+    for _ in range(2):  # a workspace must be as it was
+        kernel(*(at[x] for x in arguments.pointers(p)), *(numbers[x] for x in arguments.scalars(p)))
+    got = decode(device.get(at["c"], held["c"]), p.out_dtype)
+    for address in at.values():
+        device.free(address)
+    kernel.unload()
+    value = {name: decode(array, p.dtype) for name, array in held.items()}
+    a, b = value["a"], value["b"].T
+    want = reference(p, a, b, value.get("bias"), value.get("residual"))
+    off = np.abs(got - want).max()
+    return "" if off <= tolerance(p, a, b) else f"{off:.3g} off, allowed {tolerance(p, a, b):.3g}"
+
+
+def main(folder: Path) -> int:
+    from flykernels.codeobject import CodeObject
+
+    device, bad = Device(), 0
+    for file in sorted(folder.glob("*.fko")):
+        described = json.loads(file.with_suffix(".json").read_text())
+        wrong = check(device, CodeObject.load(file), described["m"], described["problem"])
+        bad += bool(wrong)
+        print(f"wrong {described['name']}: {wrong}" if wrong else f"ran {described['name']}", flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

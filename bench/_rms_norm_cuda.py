@@ -1,0 +1,54 @@
+"""Times on a GPU: graphs replayed in turn, and plain calls."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+GRAPH_US = 300.0  # that a graph lasts at least, so that its own launch does not count
+MOST_CALLS = 64
+ROUNDS = 11
+PLAIN_CALLS, PLAIN_ROUNDS = 100, 5
+
+
+def graph(call: Callable[[], Any], guess_us: float) -> tuple[torch.cuda.CUDAGraph, int]:
+    """(a graph of several calls on the same operands, how many). guess_us: about what one takes."""
+    times = max(2, min(MOST_CALLS, round(GRAPH_US / guess_us)))
+    call()
+    torch.cuda.synchronize()
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(made):
+        for _ in range(times):
+            call()
+    return made, times
+
+
+def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]]) -> list[float]:
+    """Microseconds of one call in each graph: medians over rounds in which the graphs take turns."""
+    times: list[list[float]] = [[] for _ in graphs]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(ROUNDS + 1):
+        for (g, calls), seen in zip(graphs, times):
+            start.record()
+            g.replay()
+            end.record()
+            end.synchronize()
+            seen.append(start.elapsed_time(end) * 1e3 / calls)
+    return [statistics.median(seen[1:]) for seen in times]
+
+
+def plain_us(call: Callable[[], Any]) -> float:
+    """Microseconds of a call in a row of calls, until the device has finished them all."""
+    times = []
+    for _ in range(PLAIN_ROUNDS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(PLAIN_CALLS):
+            call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e6 / PLAIN_CALLS)
+    return statistics.median(times)

@@ -1,0 +1,267 @@
+"""Everything on one H200 within ten minutes: products, epilogues, models, tuning, warm starts, sanitizers, launches.
+
+    python -m bench h200                      # all parts
+    python -m bench h200 --part dense --json FILE
+
+A part's figures are in the JSON as soon as they are there; `--keep DIR` keeps the caches for another run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from . import _h200_time as timing
+from .common import Report, geomean, parser
+
+ROOT = Path(__file__).parents[1]
+LABEL = "measured on H200"
+
+
+class Run:
+    """A report that is saved with every row, and a bar that shows how far a part is."""
+
+    def __init__(self, folder: Path, file: Path | None, progress: Progress):
+        self.folder, self.file, self.progress = folder, file, progress
+        self.report = Report("h200", LABEL)
+        self.raw: dict[str, list] = {}
+
+    def rows(self, part: str, of: int, made: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Collects a part's rows, the raw figures as they come."""
+        task = self.progress.add_task(part, total=of, note="")
+        found = self.raw.setdefault(part, [])
+        start = time.perf_counter()
+        for row in made:
+            found.append(row)
+            note = str(row.get("note", ""))
+            self.progress.update(task, advance=1, note=note)
+            if not self.progress.console.is_terminal:
+                print(
+                    f"{part} {len(found)}/{of} {time.perf_counter() - start:.0f} s {note}", file=sys.stderr, flush=True
+                )
+            self.save()
+        self.progress.update(task, completed=of, note="done")
+        failed = [row["failed"] for row in found if "failed" in row]
+        if failed:
+            self.report.bar(f"{part}: failed ({failed[0][:200]})", len(failed), at_most=0)
+        return [row for row in found if "failed" not in row]
+
+    def save(self) -> None:
+        if self.file is not None:
+            text = json.dumps({**self.report.as_dict(), "raw": self.raw}, indent=1, default=str)
+            part = self.file.with_suffix(".part")
+            part.write_text(text + "\n")
+            os.replace(part, self.file)
+
+
+# -- products
+
+
+def dense(run: Run) -> None:
+    """dense15: plain products, L2 cold and hot, graph and launches."""
+    from . import _h200_gemm as gemm
+
+    found = run.rows("dense", len(gemm.cases("mm")), _cases(gemm.cases("mm")))
+    for row in found:
+        cells = {x: row[x] for x in "MNK"} | {"floor_us": row["floor us"]}
+        for state in timing.STATES:
+            for form in timing.FORMS:
+                at = row[f"{state} {form}"]
+                us = at["us"]
+                cells |= {
+                    f"{state}_{form}: ATen": us["ATen"], f"Triton ({state[0]}{form[0]})": us["Triton"],
+                    f"ours ({state[0]}{form[0]})": us.get("ours", float("nan")),
+                    f"ratio ({state[0]}{form[0]})": at.get("ours ratio", float("nan")),
+                }  # fmt: skip
+        run.report.row(**cells)
+    for state in timing.STATES:
+        for form in timing.FORMS:
+            at = [row[f"{state} {form}"] for row in found]
+            ours = [a["ours ratio"] for a in at if "ours ratio" in a]
+            name = f"dense15, L2 {state}, {form}"
+            run.report.bar(f"{name}: ours / faster of ATen and Triton, geomean", _mean(ours), at_least=1.12)
+            chosen = [a["with us ratio"] for a in at]
+            run.report.bar(f"{name}: as autotuned with us, slowest shape", min(chosen, default=0.0), at_least=0.99)
+
+
+def fused(run: Run) -> None:
+    """dense15 with an epilogue: linear + bias + gelu, linear + residual."""
+    from . import _h200_gemm as gemm
+
+    cases = [c for kind in ("gelu", "residual") for c in gemm.cases(kind)]
+    found = run.rows("fused", len(cases), _cases(cases, forms=("graph",)))
+    for row in found:
+        cells = {"linear +": "bias + gelu" if row["kind"] == "gelu" else "residual"} | {x: row[x] for x in "MNK"}
+        for state in timing.STATES:
+            at = row[f"{state} graph"]
+            for way in ("ATen", "ATen at once", "Inductor", "ours"):
+                cells[f"{way} ({state})"] = at["us"].get(way, float("nan"))
+            cells[f"ratio ({state})"] = at.get("ours ratio", float("nan"))
+        run.report.row(**cells)
+    for state in timing.STATES:
+        at = [row[f"{state} graph"] for row in found]
+        ours = [a["ours ratio"] for a in at if "ours ratio" in a]
+        name = f"fused, L2 {state}, graph"
+        run.report.bar(f"{name}: ours / best of ATen and Inductor, geomean", _mean(ours), at_least=1.12)
+        chosen = [a["with us ratio"] for a in at]
+        run.report.bar(f"{name}: as autotuned with us, slowest shape", min(chosen, default=0.0), at_least=0.99)
+
+
+def _cases(cases: list, **how: Any) -> Iterable[dict[str, Any]]:
+    from . import _h200_gemm as gemm
+
+    for case in cases:
+        try:
+            row = gemm.run(case, **how)
+        except Exception as e:
+            yield {
+                "failed": f"{case}: {type(e).__name__}: {e}",
+                "note": f"{case} failed: {type(e).__name__}: {str(e)[:200]}",
+            }
+            continue
+        at = row.get("cold graph", {})
+        row["note"] = f"{case.kind} {case.m}x{case.n}x{case.k}: {at.get('ours ratio', '-')}, {row['winner']}"
+        yield row
+
+
+# -- models
+
+
+def layers(run: Run) -> None:
+    """Decoder layers and a sentence encoder: tokens a second, tuning time, and a second process."""
+    from . import _h200_layers as models
+
+    folder = run.folder / "models"
+    settings = [*models.SETTINGS, models.ENCODER]
+
+    def made() -> Iterable[dict[str, Any]]:
+        models.warm_up(folder)
+        for setting in settings:
+            row = models.run(setting, folder)
+            row["note"] = f"{setting.name}: {row['ratio']:.3f}"
+            yield row
+
+    found = run.rows("models", len(settings), made())
+    for row in found:
+        rate, seconds = row["tokens/s"], row["compile s"]
+        run.report.row(
+            model=row["setting"], max_autotune_tokens_s=rate["max-autotune"], with_us_tokens_s=rate["with us"],
+            ratio=row["ratio"], max_autotune_compile_s=seconds["max-autotune"], with_us_compile_s=seconds["with us"],
+            error_to_eager=row["errors"]["with us"],
+        )  # fmt: skip
+    ratios = [row["ratio"] for row in found]
+    run.report.bar("models: tokens/s with us / max-autotune, geomean", _mean(ratios), at_least=1.05)
+    run.report.bar("models: the slowest", min(ratios, default=0.0), at_least=0.99)
+    total = {way: sum(row["compile s"][way] for row in found) for way in models.WAYS}
+    added = total["with us"] / total["max-autotune"] - 1
+    run.report.bar("models: tuning time that we add", added, at_most=0.25)
+    run.report.note(
+        f"Decoder: {models.LAYERS} layers of Llama 3 8B's shape, random bf16 weights, {models.CACHE} tokens of each "
+        "sequence in the KV cache when decoding. Encoder: MiniLM-L6-v2's shape over embeddings, random weights."
+    )
+    _second_process(run, models.SETTINGS[1], folder)
+
+
+def _second_process(run: Run, setting: Any, folder: Path) -> None:
+    def made() -> Iterable[dict[str, Any]]:
+        for inductor, what in (("with us", "Inductor's cache and ours"), ("fresh", "our cache alone")):
+            command = [sys.executable, "-m", "bench._h200_layers", setting.name, str(folder), inductor]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"the second process failed:\n{done.stderr[-3000:]}")
+            yield {"start": what, **json.loads(done.stdout.splitlines()[-1])}
+
+    found = run.rows("second process", 2, made())
+    for row in found:
+        counts = {what: row[what] for what in ("seconds", "from_cache", "benchmarks", "compiles")}
+        run.report.row(**{"a second process with": row["start"], **counts, "benchmarks of Inductor": row["measured"]})
+        run.report.bar(f"second process, {row['start']}: benchmarks", row["benchmarks"], at_most=0)
+        run.report.bar(f"second process, {row['start']}: compiles", row["compiles"], at_most=0)
+    run.report.bar("second process: anything measured by anybody", found[0]["measured"], at_most=0)
+
+
+# -- the rest
+
+
+def sanitizer(run: Run) -> None:
+    """compute-sanitizer over every kernel of the suite at small sizes."""
+    from . import _h200_sanitize as sanitize
+
+    folder = run.folder / "sanitizer"
+    folder.mkdir(parents=True, exist_ok=True)
+    count = len(sanitize.build(folder))
+    found = run.rows("sanitizer", len(sanitize.TOOLS), (sanitize.run(t, folder) for t in sanitize.TOOLS))
+    for row in found:
+        run.report.row(tool=row["tool"], kernels=row.get("kernels", 0), of=count, found=str(row["found"]))
+        bad = float("inf") if row["found"] is None or row.get("kernels") != count else row["found"]
+        run.report.bar(f"compute-sanitizer {row['tool']}: errors in {count} kernels", bad, at_most=0)
+
+
+def calls(run: Run) -> None:
+    """What a launch costs the CPU."""
+    from . import _h200_calls
+
+    for row in run.rows("calls", len(_h200_calls.ways()), _h200_calls.rows()):
+        run.report.row(**row)
+
+
+PARTS: dict[str, Callable[[Run], None]] = {
+    "dense": dense, "fused": fused, "models": layers, "sanitizer": sanitizer, "calls": calls,
+}  # fmt: skip
+
+
+def _mean(values: list[float]) -> float:
+    return geomean(values) if values else 0.0
+
+
+def main(argv: list[str]) -> int:
+    options: argparse.ArgumentParser = parser("h200", __doc__ or "")
+    options.add_argument("--part", action="append", choices=list(PARTS), help="only this (may be given several times)")
+    options.add_argument("--keep", type=Path, help="directory for caches (default: a temporary one)")
+    given = options.parse_args(argv)
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("bench h200: needs an H100 or H200 (compute capability 9.0) and a torch built for CUDA", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="flykernels-h200-") as temporary:
+        folder = (given.keep or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        os.environ.setdefault("FLYKERNELS_CACHE_DIR", str(folder / "flykernels"))
+        return _run(folder, given.part or list(PARTS), given.json)
+
+
+def _run(folder: Path, parts: list[str], file: Path | None) -> int:
+    import inductor_plugin
+
+    inductor_plugin.enable()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+    start = time.perf_counter()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        run = Run(folder, file.absolute() if file else None, progress)
+        for part in parts:
+            try:
+                PARTS[part](run)
+            except Exception as e:
+                run.report.bar(f"{part}: {type(e).__name__}: {str(e)[:300]}", float("inf"), at_most=0)
+            run.save()
+    run.report.note(
+        "cold: operands that L2 does not hold (copies in turn, or L2 overwritten); hot: the same ones each time."
+    )
+    run.report.note("graph: replays of a CUDA graph of many calls; plain: launches one by one, timed as do_bench does.")
+    run.report.note(f"{time.perf_counter() - start:.0f} s in all")
+    status = run.report.close()
+    run.save()
+    return status

@@ -1,0 +1,137 @@
+"""RMSNorm beside ATen's, as the user calls it: F.rms_norm with and without eager operators of ours.
+
+On the CPU both are called in turn, in pairs, in one process. On the H200 by graph replay, which shows the kernels, and
+by plain launches, which show the call; `copy` is what copying as many bytes takes. Ratios are ATen's time over ours.
+Every result is compared with float64 first. `--call direct` leaves the dispatcher out: our kernel on a fresh result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from bench._rms_norm_direct import EPS, Direct, wrong
+from bench.common import Report, geomean, parser
+
+ROWS, WIDTHS = (1, 64, 1024, 8192), (1024, 4096, 7168, 8192, 16384)
+SHAPES = tuple((r, w) for r in ROWS for w in WIDTHS) + ((314, 4096), (32768, 512))
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+BARS = {"cpu": (2.5, 0.95), "cuda": (1.6, 0.97)}  # geometric mean, least ratio
+LARGE_BYTES, COPY_BAR = 64 << 20, 0.92  # from this size of x on, the least part of the copy's rate
+SAMPLE, ROUNDS, LEAST_ROUNDS, LONGEST = 200e-6, 25, 5, 1.0  # seconds a turn, rounds, seconds of a measurement
+CHECKED_BYTES = 1 << 25  # of x, at most, of which all rows are compared with float64; of larger ones the last rows
+
+
+def main(argv: list[str]) -> int:
+    """Measures, prints and judges; 0 if the bars are met."""
+    options = parser("rms-norm", __doc__.split("\n", 1)[0])
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--dtype", choices=list(DTYPES), nargs="*", default=list(DTYPES))
+    options.add_argument("--call", choices=("eager", "direct"), default="eager")
+    options.add_argument("--rows", type=int, nargs="*", help="only these numbers of rows")
+    options.add_argument("--threads", type=int, help="threads of both, on the CPU (default: torch's)")
+    options = options.parse_args(argv)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("rms-norm: --device cuda needs a GPU that torch can use")
+        return 2
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    report = Report("rms-norm", "measured on H200" if options.device == "cuda" else "measured on CPU")
+    compare, ratios, plain, rates = (_cuda if options.device == "cuda" else _cpu), [], [], []
+    mean, least = BARS[options.device]
+    with torch.inference_mode():
+        for dtype in options.dtype:
+            for rows, width in SHAPES:
+                if not options.rows or rows in options.rows:
+                    row = compare(dtype, rows, width, options.call)
+                    report.row(dtype=dtype, rows=rows, width=width, **row)
+                    ratios.append(row["ratio"])
+                    plain.append(row.get("plain_ratio", row["ratio"]))
+                    if "of_copy" in row and rows * width * DTYPES[dtype].itemsize >= LARGE_BYTES:
+                        rates.append(row["of_copy"])
+    report.bar("geomean over ATen", geomean(ratios), at_least=mean)
+    report.bar("least ratio", min(ratios), at_least=least)
+    if options.device == "cuda":
+        report.bar("geomean over ATen, plain launches", geomean(plain), at_least=1.0)
+        report.bar("least ratio, plain launches", min(plain), at_least=least)
+        if rates:
+            report.bar("least part of the copy's rate from 64 MiB on", min(rates), at_least=COPY_BAR)
+    how = "graph replay and plain launches" if options.device == "cuda" else f"{torch.get_num_threads()} threads"
+    report.note(f"us a call, medians; {how}; {options.call} calls; weight of x's dtype; torch {torch.__version__}.")
+    return report.close(options.json)
+
+
+class Contest:
+    """Two calls of one operator on the same operands: ATen's, and ours within `on()`."""
+
+    def __init__(self, dtype: str, rows: int, width: int, call: str, device: str):
+        make = torch.Generator(device).manual_seed(0)
+        draw = lambda *shape: torch.randn(*shape, generator=make, device=device, dtype=torch.float32).to(DTYPES[dtype])
+        self.x, self.weight = draw(rows, width), draw(width)
+        self.aten = lambda: F.rms_norm(self.x, (width,), self.weight, EPS)
+        self.name = ""
+        if call == "direct":
+            direct = Direct(dtype, self.x, self.weight)
+            self.ours, self.name, self.switch = direct.best(), direct.name, lambda on: contextlib.nullcontext()
+        else:
+            eager = importlib.import_module("inductor_plugin.eager")
+            self.ours, self.switch = self.aten, lambda on: eager.enabled(on=on)
+        with self.switch(True):
+            self.ours()  # the tuning cache may have to measure first
+            some = slice(None) if self.x.nbytes <= CHECKED_BYTES else slice(-64, None)
+            error = wrong(dtype, self.x[some], self.weight, self.ours()[some])
+        if not error <= 1:
+            raise AssertionError(f"{dtype} {rows}x{width}: {error:.3g} times the error that rounding explains")
+
+
+def _cpu(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
+    contest, seconds = Contest(dtype, rows, width, call, "cpu"), {}
+    ways = {False: contest.aten, True: contest.ours}
+    for on, way in ways.items():
+        with contest.switch(on):
+            way()
+            seconds[on] = _seconds(way, 1)
+    turns = {on: max(1, int(SAMPLE / max(s, 1e-7))) for on, s in seconds.items()}
+    total = sum(max(s, SAMPLE) for s in seconds.values())
+    rounds, seen = max(LEAST_ROUNDS, min(ROUNDS, int(LONGEST / total))), []
+    for _ in range(rounds):
+        times = {}
+        for on, way in ways.items():
+            with contest.switch(on):
+                way()  # the first after switching looks things up
+                times[on] = _seconds(way, turns[on])
+        seen.append(times)
+    theirs, ours = (statistics.median(t[on] for t in seen) * 1e6 for on in (False, True))
+    return {"aten_us": theirs, "ours_us": ours, "ratio": statistics.median(t[False] / t[True] for t in seen)}
+
+
+def _seconds(call: Callable[[], Any], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
+
+
+def _cuda(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
+    from bench import _rms_norm_cuda as cuda
+
+    contest = Contest(dtype, rows, width, call, "cuda")
+    target = torch.empty_like(contest.x)
+    guess = max(3.0, 2 * contest.x.nbytes / 4e6)  # us
+    graphs, plain = {}, {}
+    for on, way in ((False, contest.aten), (True, contest.ours)):
+        with contest.switch(on):
+            graphs[on] = cuda.graph(way, guess)
+            plain[on] = cuda.plain_us(way)
+    copy = cuda.graph(lambda: target.copy_(contest.x), guess)
+    theirs, ours, copied = cuda.replay_us([graphs[False], graphs[True], copy])
+    row = {"aten_us": theirs, "ours_us": ours, "copy_us": copied, "ratio": theirs / ours, "of_copy": copied / ours}
+    row |= {"plain_aten_us": plain[False], "plain_us": plain[True], "plain_ratio": plain[False] / plain[True]}
+    return row | ({"kernel": contest.name} if contest.name else {})

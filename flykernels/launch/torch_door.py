@@ -1,0 +1,119 @@
+"""What the door from PyTorch's dispatcher (targets/x86_topk_door.py) and whoever fills its tables agree on.
+
+Every function by its C name; those of PyTorch's C interface are declared in torch/csrc/inductor/aoti_torch/c/shim.h and
+do not change between releases. The two of C++ are of ATen's public header ATen/ops/topk_cpu_dispatch.h.
+"""
+
+from __future__ import annotations
+
+import enum
+
+TABLE = "flykernels_torch"  # the symbol of the table of addresses
+CURRENT = "aoti_torch_get_current_device_index"
+SHIM = (  # each returns an i32 that is 0 on success
+    "aoti_torch_get_dim",
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_empty_strided",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_cpu_topk",
+    "torch_get_num_threads",  # also makes a thread that is new to torch use as many
+    "torch_list_size",
+    "torch_list_get_item",
+    "torch_delete_list",
+    "aoti_torch_get_device_index",
+    CURRENT,
+)
+RAISE = "aoti_torch_check"  # (false, function, file, line, message) throws c10::Error: RuntimeError in Python
+TOPK = "_ZN2at3cpu4topkERKNS_6TensorEllbb"  # at::cpu::topk(self, k, dim, largest, sorted)
+TOPK_OUT = "_ZN2at3cpu8topk_outERNS_6TensorES2_RKS1_llbb"  # at::cpu::topk_out(values, indices, self, k, ...)
+LIBC = ("aligned_alloc", "malloc", "free", "memset")
+# resolve: Python's function; slots: where the table's address is kept. The table: its number of slots - 1, then slots.
+# launch: cuLaunchKernel or hipModuleLaunchKernel; rms_norm: ATen's function for the device. A door calls some of these.
+STREAM = "aoti_torch_get_current_cuda_stream"
+OUTSIDE = (
+    *SHIM, RAISE, TOPK, TOPK_OUT, STREAM, *LIBC, "omp_get_max_threads", "launch", "rms_norm", "resolve", "slots",
+)  # fmt: skip
+RUNTIME = {"__gxx_personality_v0": "libstdc++.so.6", "_Unwind_Resume": "libgcc_s.so.1"}  # of C++ exceptions
+
+DIMENSIONS_MOST = 16  # of a tensor that is looked up; ATen serves others
+PROBES = 8  # slots that a lookup looks at
+ELEMENTS_MOST = 2**31 - 1
+
+
+class Slot(enum.IntEnum):
+    """A slot's words of 8 bytes. `state` is written last. A slot that is taken keeps its key; `state` may change between
+    ATEN and OURS, and `words` to other words that never change: what a call reads of a slot always fits together."""
+
+    STATE = 0
+    WIDTH = 1
+    K = 2  # of RMSNorm: rows, as the exponent of a power of two
+    CODE = 3  # see `code_of`, `rms_code_of`
+    WORDS = 4  # address of TopkWords or RmsWords
+
+
+class TopkWords(enum.IntEnum):
+    """Who serves a top-k, in words of 8 bytes."""
+
+    KERNEL = 0  # address of a kernel's C entry
+    THREADS = 1  # the most to use
+    PARTS = 2  # argument of a split kernel; 0: not split
+    WORKSPACE = 3  # bytes of zeros that a split kernel is handed, for each row
+    PRIVATE = 4  # bytes of private memory, for each thread
+
+
+class RmsWords(enum.IntEnum):
+    """Who serves an RMSNorm, in words of 8 bytes."""
+
+    FUNCTION = 0  # the driver's handle
+    WORKGROUP = 1  # threads
+    TILE = 2  # rows that a workgroup works on at a time
+    PARTS_MOST = 3  # workgroups
+
+
+SLOT_WORDS = 8
+EMPTY, ATEN, OURS = 0, 1, 2
+
+# ScalarType's numbers, which are part of serialized files (c10/core/ScalarType.h).
+F16, F32, BF16, I64 = 5, 6, 15, 4
+KNOWN_TO_ATEN = (0, 1, 2, 3, 4, F16, F32, 7, BF16)  # dtypes that at::cpu::topk takes: u8, i8, i16, i32, i64, ..., f64
+CPU = 0  # DeviceType's number
+
+LARGEST_BIT, MISALIGNED_BIT, ROWS_SHIFT, THREADS_SHIFT = 8, 9, 16, 32
+
+
+def code_of(scalar_type: int, largest: bool, misaligned: bool, rows: int, threads: int) -> int:
+    """What a slot holds of a call besides width and k: rows by powers of two."""
+    bucket = max(0, rows - 1).bit_length()
+    flags = largest << LARGEST_BIT | misaligned << MISALIGNED_BIT
+    return scalar_type | flags | bucket << ROWS_SHIFT | threads << THREADS_SHIFT
+
+
+MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # odd, with well-mixed bits
+HASH_SHIFT = 40
+
+
+def first_probe(width: int, k: int, code: int) -> int:
+    """Where a lookup starts, before the mask."""
+    product = (width * MULTIPLIERS[0] ^ k * MULTIPLIERS[1] ^ code * MULTIPLIERS[2]) & (2**64 - 1)
+    return product >> HASH_SHIFT
+
+
+# Of RMSNorm: scalar type, the weight's above it, then alignment in bytes, then the device's number.
+WEIGHT_SHIFT, ALIGN_SHIFT, DEVICE_SHIFT = 8, 16, 32
+NO_WEIGHT = 0xFF
+EPS_BITS = 0x34000000  # of float32's epsilon, 2**-23, which ATen takes for eps=None
+_ARGUMENTS = "KNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE"  # (Tensor, ArrayRef, optional<Tensor>, optional<double>)
+# ATen's function by the dispatch key; on the CPU, where ATen composes the operator, what the composition is called.
+RMS_NORM = {
+    "CUDA": f"_ZN2at4cuda15_fused_rms_normER{_ARGUMENTS}",
+    "CPU": f"_ZN2at25compositeimplicitautograd15_fused_rms_normER{_ARGUMENTS}",
+}
+
+
+def rms_code_of(scalar_type: int, weight_type: int, align: int, device: int) -> int:
+    """What a slot of RMSNorm holds of a call besides width and rows."""
+    return scalar_type | weight_type << WEIGHT_SHIFT | align << ALIGN_SHIFT | device << DEVICE_SHIFT

@@ -1,0 +1,182 @@
+"""Pieces of MLIR text for doors from PyTorch's dispatcher: plumbing of C calls in the LLVM dialect, no kernels.
+
+A door is an x86 object whose functions the dispatcher calls in place of an operator's kernel, by the convention of
+`aoti_torch_library_impl` (torch/csrc/inductor/aoti_torch/c/shim.h), PyTorch's C interface, which stays the same from
+release to release: a call costs no Python and needs no GIL. What a door calls lies behind one table of addresses, laid
+out by `OUTSIDE`, which the loader fills in (launch/torch_library.py). C++ exceptions pass through its frames.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import tempfile
+from pathlib import Path
+
+from ..codeobject import CodeObject
+from ..launch import torch_door as door
+from ..launch.torch_door import Slot
+from ..mlir import ExecutionEngine, PassManager, ir
+from .x86 import LOWER
+
+_numbers = itertools.count()
+
+
+def compile_door(name: str, text: str, entry: str) -> CodeObject:
+    """A module's text as an object for any x86-64 processor. RuntimeError if LLVM makes no function of it."""
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        PassManager.parse(LOWER).run(module.operation)
+        engine = ExecutionEngine(module, opt_level=2, enable_object_dump=True)
+        for symbol, library in door.RUNTIME.items():
+            address = ctypes.cast(getattr(ctypes.CDLL(library), symbol), ctypes.c_void_p)
+            engine.raw_register_runtime(symbol, address)
+        if not engine.raw_lookup(entry):  # compiles
+            raise RuntimeError(f"LLVM made no function of the door for {name}")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "door.o")
+            engine.dump_to_object_file(str(file))
+            binary = file.read_bytes()
+    return CodeObject("x86", "", entry, (), (), workgroup_size=1, source={"door": name}, binary=binary)
+
+
+def call(result: str, name: str, arguments: str = "", kind: str = "i32") -> str:
+    """%result = name(arguments): through the table. arguments: "%a: type, ..."."""
+    n = next(_numbers)
+    pairs = [a.rsplit(":", 1) for a in arguments.split(",") if a]
+    values, types = ", ".join(v.strip() for v, _ in pairs), ", ".join(t.strip() for _, t in pairs)
+    to = f"{result} = " if result else ""
+    return f"""
+    %_t{n} = llvm.mlir.addressof @{door.TABLE} : !llvm.ptr
+    %_g{n} = llvm.getelementptr %_t{n}[{door.OUTSIDE.index(name)}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr
+    %_f{n} = llvm.load %_g{n} : !llvm.ptr -> !llvm.ptr
+    {to}llvm.call %_f{n}({values}) : !llvm.ptr, ({types}) -> {kind if kind else "()"}"""
+
+
+def invoke(name: str, arguments: str, normal: str, unwind: str) -> str:
+    """name(arguments), nothing returned; then to one of two blocks."""
+    n = next(_numbers)
+    pairs = [a.rsplit(":", 1) for a in arguments.split(",")]
+    values, types = ", ".join(v.strip() for v, _ in pairs), ", ".join(t.strip() for _, t in pairs)
+    return f"""
+    %_t{n} = llvm.mlir.addressof @{door.TABLE} : !llvm.ptr
+    %_g{n} = llvm.getelementptr %_t{n}[{door.OUTSIDE.index(name)}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr
+    %_f{n} = llvm.load %_g{n} : !llvm.ptr -> !llvm.ptr
+    llvm.invoke %_f{n}({values}) to {normal} unwind {unwind} : !llvm.ptr, ({types}) -> ()"""
+
+
+def word(result: str, base: str, index: int | str, kind: str = "i64") -> str:
+    """%result = the 8-byte word number `index` behind a pointer."""
+    n = next(_numbers)
+    return f"""
+    %_p{n} = llvm.getelementptr {base}[{index}] : (!llvm.ptr{", i64" if str(index).startswith("%") else ""}) -> !llvm.ptr, i64
+    {result} = llvm.load %_p{n} : !llvm.ptr -> {kind}"""
+
+
+def put(value: str, base: str, index: int | str, kind: str = "i64") -> str:
+    n = next(_numbers)
+    return f"""
+    %_p{n} = llvm.getelementptr {base}[{index}] : (!llvm.ptr{", i64" if str(index).startswith("%") else ""}) -> !llvm.ptr, i64
+    llvm.store {value}, %_p{n} : {kind}, !llvm.ptr"""
+
+
+def constants(**values: int) -> str:
+    return "".join(f"\n    %{name} = llvm.mlir.constant({value} : i64) : i64" for name, value in values.items())
+
+
+def room(*names: str) -> str:
+    """A word on the stack for each name."""
+    one = f"%_one{next(_numbers)}"
+    return f"\n    {one} = llvm.mlir.constant(1 : i64) : i64" + "".join(
+        f"\n    %{name} = llvm.alloca {one} x i64 : (i64) -> !llvm.ptr" for name in names
+    )
+
+
+def module(name: str, *functions: str) -> str:
+    """The door's module: the table, and these functions."""
+    size = len(door.OUTSIDE)
+    return f"""
+module {{
+  llvm.mlir.global external @{door.TABLE}() {{addr_space = 0 : i32, dso_local}} : !llvm.array<{size} x ptr> {{
+    %0 = llvm.mlir.zero : !llvm.array<{size} x ptr>
+    llvm.return %0 : !llvm.array<{size} x ptr>
+  }}
+  llvm.func @__gxx_personality_v0(...) -> i32
+  llvm.mlir.global internal constant @where("{name}\\00") {{addr_space = 0 : i32}}
+{chr(10).join(functions)}
+}}
+"""
+
+
+def find() -> str:
+    """find(width, k, code, rows, said): the words of who serves a call; null: ATen does. width, k, code: the slot's key. said:
+    where a message is left that the call is to fail with, else null."""
+    c0, c1, c2 = (m - 2**64 if m >= 2**63 else m for m in door.MULTIPLIERS)
+    return f"""
+  llvm.func internal @find(%width: i64, %k: i64, %code: i64, %rows: i64, %said: !llvm.ptr) -> !llvm.ptr {{
+    {constants(zero=0, one=1, m0=c0, m1=c1, m2=c2, down=door.HASH_SHIFT, probes=door.PROBES, words=door.SLOT_WORDS)}
+    {constants(ours=door.OURS)}
+    %null = llvm.mlir.zero : !llvm.ptr
+    %h0 = llvm.mul %width, %m0 : i64
+    %h1 = llvm.mul %k, %m1 : i64
+    %h2 = llvm.mul %code, %m2 : i64
+    %h3 = llvm.xor %h0, %h1 : i64
+    %h4 = llvm.xor %h3, %h2 : i64
+    %start = llvm.lshr %h4, %down : i64
+    %table = llvm.mlir.addressof @{door.TABLE} : !llvm.ptr
+    %g = llvm.getelementptr %table[{door.OUTSIDE.index("slots")}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr
+    %state_ = llvm.load %g : !llvm.ptr -> !llvm.ptr
+    llvm.br ^again(%zero : i64)
+  ^again(%asked: i64):
+    %slots = llvm.load %state_ atomic acquire {{alignment = 8 : i64}} : !llvm.ptr -> !llvm.ptr
+    {word("%mask", "%slots", 0)}
+    llvm.br ^probe(%zero : i64)
+  ^probe(%n: i64):
+    %within = llvm.icmp "ult" %n, %probes : i64
+    llvm.cond_br %within, ^look, ^aten
+  ^look:
+    %x0 = llvm.add %start, %n : i64
+    %x1 = llvm.and %x0, %mask : i64
+    %x2 = llvm.add %x1, %one : i64
+    %x3 = llvm.mul %x2, %words : i64
+    %slot = llvm.getelementptr %slots[%x3] : (!llvm.ptr, i64) -> !llvm.ptr, i64
+    %state = llvm.load %slot atomic acquire {{alignment = 8 : i64}} : !llvm.ptr -> i64
+    %empty = llvm.icmp "eq" %state, %zero : i64
+    llvm.cond_br %empty, ^miss, ^compare
+  ^compare:
+    {word("%width_", "%slot", Slot.WIDTH.value)}
+    {word("%k_", "%slot", Slot.K.value)}
+    {word("%code_", "%slot", Slot.CODE.value)}
+    %q0 = llvm.icmp "eq" %width_, %width : i64
+    %q1 = llvm.icmp "eq" %k_, %k : i64
+    %q2 = llvm.icmp "eq" %code_, %code : i64
+    %q3 = llvm.and %q0, %q1 : i1
+    %q = llvm.and %q3, %q2 : i1
+    %n2 = llvm.add %n, %one : i64
+    llvm.cond_br %q, ^found, ^probe(%n2 : i64)
+  ^found:
+    %mine = llvm.icmp "eq" %state, %ours : i64
+    {word("%words_", "%slot", Slot.WORDS.value, "!llvm.ptr")}
+    %answer = llvm.select %mine, %words_, %null : i1, !llvm.ptr
+    llvm.return %answer : !llvm.ptr
+  ^miss:
+    %new = llvm.icmp "eq" %asked, %zero : i64
+    llvm.cond_br %new, ^ask, ^aten
+  ^ask:
+    {call("%message", "resolve", "%width: i64, %k: i64, %code: i64, %rows: i64", "!llvm.ptr")}
+    llvm.store %message, %said : !llvm.ptr, !llvm.ptr
+    %silent = llvm.icmp "eq" %message, %null : !llvm.ptr
+    llvm.cond_br %silent, ^again(%one : i64), ^aten
+  ^aten:
+    llvm.return %null : !llvm.ptr
+  }}"""
+
+
+def say(message: str, normal: str, unwind: str) -> str:
+    """Throw a message."""
+    return f"""
+    %where = llvm.mlir.addressof @where : !llvm.ptr
+    %never = llvm.mlir.constant(0 : i8) : i8
+    %line = llvm.mlir.constant(0 : i32) : i32
+    {invoke(door.RAISE, f"%never: i8, %where: !llvm.ptr, %where: !llvm.ptr, %line: i32, {message}: !llvm.ptr",
+             normal, unwind)}"""  # fmt: skip

@@ -1,0 +1,206 @@
+"""Which calls of an eager operator are ours: decided by measurement, kept in the tuning cache, never by a constant.
+
+A *case* is a bucket of calls: operator, dtypes, flags, sizes by powers of two. Its cache entry says who won there. What the
+cache does not know is, by FLYKERNELS_MODE,
+
+    tune           measured when first met (some tenths of a second a case), as `flykernels warmup --eager` does ahead
+    pinned         ATen's, and nothing is compiled or measured
+    pinned-strict  an error
+
+and ATen's while a CUDA graph is being captured, in every mode but pinned-strict. A kernel whose results differ from
+ATen's on the inputs measured is quarantined and never used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuning_cache import FAILED, Entry, Key, Timing
+
+from . import settings
+from .settings import PinnedMiss
+from .counters import counters
+from .fingerprint import versions
+
+log = logging.getLogger(__name__)
+
+ATEN = "ATen"
+INERTIA = 0.03  # by which ours must be faster: a tie, or noise, leaves the user with what they had
+ROUNDS = 9
+TURN_SECONDS = 200e-6  # that one turn of a round lasts at least
+CASE_SECONDS = 0.6  # that measuring a case takes at most, but for a least number of rounds
+LEAST_ROUNDS = 3
+
+
+class Wrong(Exception):
+    """A kernel's result differs from ATen's by more than types and sizes explain."""
+
+
+@dataclass
+class Candidate:
+    """One kernel that may serve a case.
+
+    name      unique in the case
+    config    JSON values
+    artefact  digests of its code objects
+    use       makes calls of the case go to it
+    """
+
+    name: str
+    config: dict
+    artefact: str
+    use: Callable[[], None]
+
+
+def bucket(n: int) -> int:
+    """The power of two that stands for n: the least one that is not smaller."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def key_for(op: str, template: str, problem: dict, device: Any) -> Key:
+    """The tuning cache's key of a case. device: a devices.Device."""
+    return Key(f"eager {op}", problem, device.description(), versions(template))
+
+
+def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> tuple[Timing | None, bool]:
+    """(the winner's record if it is ours else None, whether this stands for good).
+
+    measure() -> the case's entry with a winner; called with the key's lock held, in mode "tune" only.
+    PinnedMiss in mode "pinned-strict" for what the cache does not know."""
+    store = settings.store()
+    entry = store.lookup(key)
+    if entry is not None and entry.winner:
+        counters["from cache"] += 1
+        return _ours(entry), True
+    mode = settings.mode()
+    if mode == "pinned-strict":
+        raise PinnedMiss(
+            f"FLYKERNELS_MODE=pinned-strict, and the cache does not know {key.op} {key.problem}. Run `flykernels warmup "
+            "--eager` in mode tune, or set FLYKERNELS_MODE=pinned to have ATen serve it"
+        )
+    if mode == "pinned":
+        log.info("%s %s: not in the pinned cache; ATen serves it", key.op, key.problem)
+        return None, True
+    if not may_measure:
+        return None, False
+    with store.lock(key):
+        entry = store.lookup(key)
+        if entry is None or not entry.winner:
+            found = apart(measure)
+            entry = store.update(key, lambda _: found)
+    return _ours(entry), True
+
+
+def apart(work: Callable[[], Any]) -> Any:
+    """work() in a thread of its own, on the caller's device and stream; what it returns or raises.
+
+    What surrounds the call that is decided (hooks of saved tensors, modes, autocast, keys that a kernel below autograd does
+    without) belongs to its thread, and must neither see the measurement nor change it."""
+    import torch
+
+    outcome: list[Any] = []
+    on_gpu = torch.cuda.is_initialized()
+    stream = torch.cuda.current_stream() if on_gpu else None
+
+    def run() -> None:
+        torch.get_num_threads()  # a new thread learns torch's number from this
+        try:
+            with torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
+                outcome.append((work(), None))
+        except BaseException as e:
+            outcome.append((None, e))
+
+    thread = threading.Thread(target=run, name="flykernels-measure", daemon=True)
+    thread.start()
+    thread.join()
+    found, error = outcome[0]
+    if error is not None:
+        raise error
+    return found
+
+
+def _ours(entry: Entry) -> Timing | None:
+    best = entry.best()
+    return best if best is not None and best.config is not None and not best.quarantined else None
+
+
+def contest(
+    key: Key, candidates: Sequence[Callable[[], Candidate]], run: Callable[[], Any], aten: Callable[[], None],
+    check: Callable[[], None], wait: Callable[[], None] = lambda: None,
+) -> Entry:  # fmt: skip
+    """Measures a case: the user's call, served by ATen and by each candidate in turn, interleaved.
+
+    candidates  each builds one; one that cannot be built is quarantined
+    run         the call
+    aten        makes calls of the case go to ATen
+    check       runs the call and compares with ATen's result; raises Wrong
+    wait        until the device has finished"""
+    entry, able = Entry(key), []
+    for make in candidates:
+        name = getattr(make, "name", "candidate")
+        try:
+            candidate = make()
+            candidate.use()
+            check()
+            able.append(candidate)
+        except Exception as e:
+            log.warning("%s %s %s: quarantined: %s: %s", key.op, key.problem, name, type(e).__name__, e)
+            entry = entry.with_timing(Timing(name, FAILED, {}, None, f"{type(e).__name__}: {e}"))
+    if not able:
+        aten()
+        return _won(entry.with_timing(Timing(ATEN)), ATEN)
+    counters["benchmarks"] += len(able)
+    ways: list[tuple[str, Callable[[], None]]] = [(ATEN, aten), *((c.name, c.use) for c in able)]
+    times = interleaved(ways, run, wait)
+    for candidate in able:
+        us = statistics.median(times[candidate.name]) * 1e6
+        entry = entry.with_timing(Timing(candidate.name, round(us, 3), candidate.config, candidate.artefact))
+    entry = entry.with_timing(Timing(ATEN, round(statistics.median(times[ATEN]) * 1e6, 3)))
+    best = min(able, key=lambda c: statistics.median(times[c.name]))
+    ratio = statistics.median(a / o for a, o in zip(times[ATEN], times[best.name], strict=True))
+    winner = best.name if ratio > 1 + INERTIA else ATEN
+    (best.use if winner != ATEN else aten)()
+    log.info("%s %s: %s wins; ATen takes %.2f times as long as %s", key.op, key.problem, winner, ratio, best.name)
+    return _won(entry, winner)
+
+
+def _won(entry: Entry, winner: str) -> Entry:
+    return replace(entry, winner=winner)
+
+
+def interleaved(
+    ways: Sequence[tuple[str, Callable[[], None]]], run: Callable[[], Any], wait: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Seconds a call for each way, one figure a round; every way has its turn in every round."""
+    turns, total = {}, 0.0
+    for name, use in ways:
+        use()
+        for _ in range(2):
+            run()
+        wait()
+        start = time.perf_counter()
+        run()
+        wait()
+        once = time.perf_counter() - start
+        turns[name] = max(1, int(TURN_SECONDS / max(once, 1e-7)))
+        total += max(once * turns[name], once)
+    rounds = max(LEAST_ROUNDS, min(ROUNDS, int(CASE_SECONDS / max(total, 1e-9))))
+    times: dict[str, list[float]] = {name: [] for name, _ in ways}
+    for r in range(rounds):
+        for name, use in (*ways[r % len(ways) :], *ways[: r % len(ways)]):
+            use()
+            run()
+            wait()
+            start = time.perf_counter()
+            for _ in range(turns[name]):
+                run()
+            wait()
+            times[name].append((time.perf_counter() - start) / turns[name])
+    return times

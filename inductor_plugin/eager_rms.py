@@ -1,0 +1,558 @@
+"""aten::_fused_rms_norm and its backward, which F.rms_norm and nn.RMSNorm end in, on kernels of templates/rms_norm.
+
+A call is looked up by what its kernel depends on (sizes, strides, dtypes, eps); the *plan* found there is a function with
+everything bound but addresses, or None where ATen serves. Plans are made when first met, by `eager_gate`'s decision.
+
+On a GPU ATen has kernels of both, with derivatives: ours take their place below autograd. On the CPU ATen composes the
+operator of others, and autograd sees those. There ours comes with a router on the autograd key: calls that ours serves go
+on to ATen's derivative of the fused operator (which calls our backward), all others take the way they had.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flykernels.dtypes import dtype as element_type
+from flykernels.dtypes import f32
+from templates.rms_norm.arguments import eps_bits, scalars
+from templates.rms_norm.config import config_from_key
+from templates.rms_norm.problem import DTYPES, RMSNormProblem, alignment_of, eps_or_default
+from templates.rms_norm.space import configurations
+
+from . import eager_code, eager_gate, private
+from .devices import Device
+from .eager_gate import Candidate, Wrong, bucket
+
+log = logging.getLogger(__name__)
+
+FORWARD, BACKWARD = "aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"
+PLANS_MOST = 4096  # kept at a time; a program with more shapes starts over
+MISSING = object()
+NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+ROUNDINGS, GROWTH = 24, 4.0  # in f32, of both ours and ATen's: steps besides the sum, and how sums of n terms err in sqrt(n)
+
+
+class RMSNorm:
+    """The operators on one kind of device ("cpu", "cuda" or "hip").
+
+    original  ATen's forward as a function of (keys, *arguments), and backward's; backward None: ATen has none"""
+
+    def __init__(self, device: Device, original: Callable, original_backward: Callable | None):
+        self.device, self.original, self.original_backward = device, original, original_backward
+        self.on_cpu = device.target == "x86"
+        self.derivative: Callable | None = None  # CPU: ATen's autograd formula of the fused operator
+        self.plans: dict[tuple, Plan | None] = {}
+        self.gradients: dict[tuple, Callable | None] = {}
+        self.known: dict[tuple, tuple[dict, str]] = {}  # CPU: backward's configuration and digests, by dtypes
+        names = private.eager()
+        self.empty = names.empty_strided_cpu if self.on_cpu else names.empty_strided_cuda
+        self.current_device, self.level = names.current_device, names.forward_ad
+        self.modes, self.interpreter = names.dispatch_modes, names.functorch_level
+        self.threads = torch.get_num_threads
+
+    # -- what the dispatcher calls
+    def route(self, keys: Any, x: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
+        """On the CPU's autograd key: ours where nobody looks on and the table says so, else what was there before."""
+        if (
+            x.dtype in NAMES
+            and type(x) in PLAIN
+            and (weight is None or type(weight) in PLAIN)
+            and not self.modes()
+            and self.interpreter() is None
+        ):
+            grad = torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
+            plan = self.plan(x, shape, weight, eps, grad)
+            if plan is not None:
+                if grad or self.level._current_level >= 0:
+                    return self.derivative(keys, x, shape, weight, eps)  # type: ignore[misc]
+                return plan.run(x, weight)
+        return self.original(keys, x, shape, weight, eps)
+
+    def forward(self, keys: Any, x: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
+        """Below autograd: (y, rstd)."""
+        plan = None
+        if x.dtype in NAMES:
+            plan = self.plan(x, shape, weight, eps, self.on_cpu and torch.is_grad_enabled(), below=True)
+        if plan is None:
+            return self.original(keys, x, shape, weight, eps)
+        if not self.on_cpu and x.get_device() != self.current_device():
+            with torch.cuda.device(x.device):
+                return plan.run(x, weight)
+        return plan.run(x, weight)
+
+    def backward(
+        self, keys: Any, dy: Any, x: Any, shape: list[int], rstd: Any, weight: Any = None, mask: Sequence[bool] = (True, True)
+    ) -> Any:  # fmt: skip
+        """Below autograd: (dx, dweight), None for what the mask leaves out."""
+        plan = self.gradient_plan(dy, x, shape, rstd, weight, mask)
+        if plan is None:
+            if self.original_backward is not None:
+                return self.original_backward(keys, dy, x, shape, rstd, weight, list(mask))
+            return composed_backward(dy, x, shape, rstd, weight, mask)
+        if not self.on_cpu and x.get_device() != self.current_device():
+            with torch.cuda.device(x.device):
+                return plan(dy, x, rstd, weight)
+        return plan(dy, x, rstd, weight)
+
+    # -- plans
+    def plan(self, x: Any, shape: list[int], weight: Any, eps: float | None, grad: bool, below: bool = False) -> Any:
+        """The plan for a call, or None. Every question to a tensor here costs as much as a part of the launch."""
+        kind = None if weight is None else weight.dtype
+        if self.on_cpu:
+            key: tuple = (x.shape, x.stride(), x.dtype, kind, len(shape), eps, grad, self.threads())
+        else:
+            address = x.data_ptr() if weight is None else x.data_ptr() | weight.data_ptr()
+            key = (x.shape, x.stride(), x.dtype, kind, len(shape), eps, address & 15, x.get_device())
+        found = self.plans.get(key, MISSING)
+        if found is MISSING:
+            self._new_plan(key, x, shape, weight, eps, grad, below)
+            found = self.plans.get(key)
+        if found is None or shape != found.shape:
+            return None
+        if weight is not None and not (weight.shape == found.normalized and weight.is_contiguous()):
+            return None
+        # On the CPU's keys all operands are the CPU's; on a GPU's one of them may not be.
+        return found if self.on_cpu or weight is None or weight.get_device() == x.get_device() else None
+
+    def _new_plan(self, key: tuple, x: Any, shape: Sequence[int], weight: Any, eps: float | None, grad: bool, below: bool):
+        if len(self.plans) >= PLANS_MOST:
+            self.plans.clear()
+        call = self.call_of(x, shape, weight, eps)
+        if isinstance(call, str):
+            log.debug("rms_norm of %s: %s; ATen serves it", tuple(x.shape), call)
+            if list(shape) == list(x.shape[-len(shape) :]):  # else another call with this key may be right
+                self.plans[key] = None
+            return None
+        try:
+            may = not (below and grad) and not self._capturing()
+            case = eager_gate.key_for("rms_norm", "rms_norm", case_of(call.problem, self.on_cpu, grad), self.device)
+            measure = lambda: self._measure(case, key, call, x, shape, weight, eps, grad)
+            decided, for_good = eager_gate.decide(case, measure, may)
+            plan = self._use(call, decided, grad) if decided is not None else None
+        except eager_gate.PinnedMiss:
+            raise
+        except Exception as e:
+            log.warning("rms_norm of %s: no kernel (%s: %s); ATen serves it", tuple(x.shape), type(e).__name__, e)
+            plan, for_good = None, True
+        if for_good:
+            self.plans[key] = plan
+        return plan
+
+    def _capturing(self) -> bool:
+        return not self.on_cpu and torch.cuda.is_current_stream_capturing()
+
+    def call_of(self, x: Any, shape: Sequence[int], weight: Any, eps: float | None) -> Call | str:
+        """The call as kernels see it, or why there is none."""
+        why = _why_not(x, shape, weight)
+        if why:
+            return why
+        rows, width, x_row = rows_of(x, len(shape))  # type: ignore[misc]
+        align = element_type(NAMES[x.dtype]).bytes
+        if not self.on_cpu:
+            addresses = [x.data_ptr(), *([weight.data_ptr()] if weight is not None else [])]
+            align = alignment_of(align, *addresses, *([x_row * x.element_size()] if rows > 1 else []))
+        problem = RMSNormProblem(
+            width, NAMES[x.dtype], "none" if weight is None else NAMES[weight.dtype], rstd=True, align=align, rows_hint=rows
+        )
+        why = problem.why_not(self.device)
+        return why or Call(problem, rows, width, x_row, x, len(shape), eps_bits(eps_or_default(eps)))
+
+    def _use(self, call: Call, decided: Any, grad: bool) -> Plan:
+        """The plan for a decision; notes what backward needs."""
+        forward, _, backward = decided.artefact.partition("|")
+        config = decided.config["forward"]
+        problem = self._kernel_problem(call.problem)
+        codes = eager_code.codes_for("rms_norm", problem, config, self.device.target, forward)
+        if self.on_cpu and grad:
+            self.known[(call.problem.dtype, call.problem.weight_dtype)] = (decided.config["backward"], backward)
+        return self.bind(call, config, codes)
+
+    def _kernel_problem(self, problem: RMSNormProblem) -> RMSNormProblem:
+        """The problem that a code object is built for: on the CPU one for all widths."""
+        return problem.canonical(self.device) if self.on_cpu else problem
+
+    def bind(self, call: Call, config: dict, codes: eager_code.Codes) -> Plan:
+        """The plan of a call with a kernel."""
+        launch, empty = eager_code.launcher(codes), self.empty
+        size, strides, stat, stat_strides = call.y_size, call.y_strides, call.stat_size, call.stat_strides
+        kind = call.dtype
+        chosen = config_from_key(self.device.target, config)
+        threads = torch.get_num_threads() if self.on_cpu else 1
+        parts = chosen.parts_for(call.rows, call.width, threads)
+        given = {"eps": call.eps, "rows": call.rows, "width": call.width, "x_row": call.x_row, "parts": parts}
+        numbers = tuple(given[name] for name in scalars(self._kernel_problem(call.problem)))
+        workspace = chosen.workspace_bytes(call.rows, call.width, parts) if eager_code.takes_workspace(codes) else 0
+        number = torch.float32
+
+        if workspace:
+
+            def run(x, weight):
+                y, rstd, space = empty(size, strides, kind), empty(stat, stat_strides, number), _bytes(x, workspace)
+                pointers = (x.data_ptr(), *(() if weight is None else (weight.data_ptr(),)), y.data_ptr(), rstd.data_ptr())
+                launch(*pointers, *numbers, space.data_ptr())
+                return y, rstd
+
+        elif call.problem.weight_dtype == "none":
+
+            def run(x, weight):
+                y, rstd = empty(size, strides, kind), empty(stat, stat_strides, number)
+                launch(x.data_ptr(), y.data_ptr(), rstd.data_ptr(), *numbers)
+                return y, rstd
+
+        else:
+
+            def run(x, weight):
+                y, rstd = empty(size, strides, kind), empty(stat, stat_strides, number)
+                launch(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rstd.data_ptr(), *numbers)
+                return y, rstd
+
+        return Plan(run, list(call.normalized), call.normalized)
+
+    # -- the gradient
+    def gradient_plan(self, dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, mask: Sequence[bool]) -> Any:
+        kind = None if weight is None else weight.dtype
+        address = 0
+        if not self.on_cpu:
+            address = (x.data_ptr() | dy.data_ptr() | (0 if weight is None else weight.data_ptr())) & 15
+        key = (
+            x.shape, x.stride(), x.dtype, kind, tuple(shape), dy.shape, dy.stride(), dy.dtype, tuple(mask), address,
+            x.get_device(), torch.get_num_threads() if self.on_cpu else 0,
+        )  # fmt: skip
+        found = self.gradients.get(key, MISSING)
+        if found is MISSING:
+            found = self._new_gradient(key, dy, x, shape, rstd, weight, mask)
+        if found is not None:
+            numel = math.prod(x.shape[: x.dim() - len(shape)])
+            sound = rstd.dtype == torch.float32 and rstd.numel() == numel and rstd.is_contiguous()
+            if not sound or (weight is not None and not (weight.shape == x.shape[-len(shape) :] and weight.is_contiguous())):
+                return None
+        return found
+
+    def _new_gradient(self, key: tuple, dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, mask: Sequence[bool]):
+        if len(self.gradients) >= PLANS_MOST:
+            self.gradients.clear()
+        why = _why_not(x, shape, weight)
+        if why or dy.shape != x.shape or dy.dtype != x.dtype or dy.get_device() != x.get_device() or not any(mask):
+            self.gradients[key] = None
+            return None
+        rows, width, x_row = rows_of(x, len(shape))  # type: ignore[misc]
+        lies = rows_of(dy, len(shape))
+        dy_row = lies[2] if lies else width  # else a dense copy is made
+        align = x.element_size()
+        if not self.on_cpu:
+            addresses = [x.data_ptr(), *([dy.data_ptr()] if lies else []), *([weight.data_ptr()] if weight is not None else [])]
+            strides = [s * x.element_size() for s in (x_row, dy_row)] if rows > 1 else []
+            align = alignment_of(align, *addresses, *strides)
+        problem = RMSNormProblem(
+            width, NAMES[x.dtype], "none" if weight is None else NAMES[weight.dtype], "backward",
+            weight_gradient=weight is not None and bool(mask[1]), align=align, rows_hint=rows,
+        )  # fmt: skip
+        for_good, plan = True, None
+        try:
+            bind = lambda config, artefact: self.bind_gradient(problem, rows, width, x_row, dy_row, lies is None, x, mask, config, artefact)
+            if self.on_cpu:
+                known = self.known.get((problem.dtype, problem.weight_dtype))
+                plan = bind(known[0], known[1]) if known else None
+            else:
+                may = not self._capturing()
+                case = case_of(problem, self.on_cpu, True) | {"weight_gradient": problem.weight_gradient}
+                key_ = eager_gate.key_for("rms_norm_backward", "rms_norm", case, self.device)
+                operands = (dy, x, list(shape), rstd, weight, list(mask))
+                decided, for_good = eager_gate.decide(key_, lambda: self._measure_gradient(key_, key, problem, bind, operands), may)
+                plan = bind(decided.config["backward"], decided.artefact) if decided is not None else None
+        except eager_gate.PinnedMiss:
+            raise
+        except Exception as e:
+            log.warning("rms_norm backward of %s: no kernel (%s: %s); ATen serves it", tuple(x.shape), type(e).__name__, e)
+        if for_good:
+            self.gradients[key] = plan
+        return plan
+
+    def bind_gradient(
+        self, problem: RMSNormProblem, rows: int, width: int, x_row: int, dy_row: int, copy: bool, like: Any,
+        mask: Sequence[bool], config: dict, artefact: str | None,
+    ) -> Callable:  # fmt: skip
+        """plan(dy, x, rstd, weight) -> (dx, dweight)."""
+        kernel = self._kernel_problem(problem)
+        one_of = None if artefact and "|" in artefact else artefact
+        if artefact and "|" in artefact:  # with the weight's gradient | without
+            one_of = artefact.split("|")[0 if problem.weight_gradient or problem.weight_dtype == "none" else 1]
+        codes = eager_code.codes_for("rms_norm", kernel, config, self.device.target, one_of)
+        launch, empty = eager_code.launcher(codes), self.empty
+        chosen = config_from_key(self.device.target, config)
+        parts = chosen.parts_for(rows, width, torch.get_num_threads() if self.on_cpu else 1)
+        given = {"rows": rows, "width": width, "x_row": x_row, "dy_row": dy_row, "parts": parts}
+        numbers = tuple(given[name] for name in scalars(kernel))
+        space = chosen.workspace_bytes(rows, width, parts) if eager_code.takes_workspace(codes) else 0
+        size, strides, kind = tuple(like.shape), dense(like.shape), like.dtype
+        normalized = tuple(like.shape[-_axes(like, width) :])
+        weight_strides = dense(normalized)
+
+        def run(dy, x, rstd, weight):
+            if copy:
+                dy = dy.contiguous()
+            dx = empty(size, strides, kind)
+            given = [x.data_ptr()]
+            if weight is not None:
+                given.append(weight.data_ptr())
+            given += (rstd.data_ptr(), dy.data_ptr(), dx.data_ptr())
+            dweight = None
+            if problem.weight_gradient:
+                dweight = empty(normalized, weight_strides, weight.dtype)
+                given.append(dweight.data_ptr())
+            if space:
+                held = _bytes(x, space)
+                launch(*given, *numbers, held.data_ptr())
+            else:
+                launch(*given, *numbers)
+            return dx if mask[0] else None, dweight
+
+        return run
+
+    # -- measuring
+    def _target(self) -> Any:
+        from flykernels import targets
+
+        return getattr(targets, self.device.target)
+
+    def _wait(self) -> None:
+        if not self.on_cpu:
+            torch.cuda.synchronize()
+
+    def _measure(self, case: Any, key: tuple, call: Call, x: Any, shape: Any, weight: Any, eps: float | None, grad: bool):
+        """The case's entry: the user's call with each kernel and without."""
+        target, problem = self._target(), call.problem
+        candidates = []
+        for c in configurations(self._kernel_problem(problem) if self.on_cpu else problem, target).kept:
+            config = {"forward": c.config.key()}
+
+            def make(config=config):
+                codes = eager_code.codes_for("rms_norm", self._kernel_problem(problem), config["forward"], target.name)
+                artefact = eager_code.artefact_of(codes)
+                if self.on_cpu and grad:
+                    config["backward"] = config["forward"]
+                    artefact += "|" + self._build_gradients(problem, config["backward"], target)
+                    _, _, digests = artefact.partition("|")
+                    self.known[(problem.dtype, problem.weight_dtype)] = (config["backward"], digests)
+                plan = self.bind(call, config["forward"], codes)
+
+                def use():
+                    self.plans[key] = plan
+
+                return Candidate(_name(config["forward"]), config, artefact, use)
+
+            make.name = _name(config["forward"])  # type: ignore[attr-defined]
+            candidates.append(make)
+
+        def aten():
+            self.plans[key] = None
+
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad):
+            if grad:
+                run = self._training_step(x, shape, weight, eps)
+            else:
+                run = lambda: torch.rms_norm(x, list(shape), weight, eps)
+            aten()
+            want = run()
+            check = lambda: compare(run(), want, call.width, call.rows)
+            return eager_gate.contest(case, candidates, run, aten, check, self._wait)
+
+    def _build_gradients(self, problem: RMSNormProblem, config: dict, target: Any) -> str:
+        """Digests of the backward kernels that a forward call may need: with the weight's gradient | without."""
+        weighted = problem.weight_dtype != "none"
+        made = []
+        for weight_gradient in (True, False) if weighted else (False,):
+            p = replace(problem, direction="backward", rstd=False, weight_gradient=weight_gradient)
+            made.append(eager_code.artefact_of(eager_code.codes_for("rms_norm", self._kernel_problem(p), config, target.name)))
+        return "|".join(made)
+
+    def _training_step(self, x: Any, shape: Any, weight: Any, eps: float | None) -> Callable:
+        leaf = x.detach().requires_grad_()
+        own = weight.detach().requires_grad_() if weight is not None else None
+        dy = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)
+        wanted = [leaf, *([own] if own is not None else [])]
+
+        def run():
+            y = torch.rms_norm(leaf, list(shape), own, eps)
+            return (y.detach(), *torch.autograd.grad(y, wanted, dy))
+
+        return run
+
+    def _measure_gradient(self, case: Any, key: tuple, problem: RMSNormProblem, bind: Callable, operands: tuple):
+        target, candidates = self._target(), []
+        for c in configurations(problem, target).kept:
+            config = {"backward": c.config.key()}
+
+            def make(config=config):
+                codes = eager_code.codes_for("rms_norm", problem, config["backward"], target.name)
+                artefact = eager_code.artefact_of(codes)
+                plan = bind(config["backward"], artefact)
+
+                def use():
+                    self.gradients[key] = plan
+
+                return Candidate(_name(config["backward"]), config, artefact, use)
+
+            make.name = _name(config["backward"])  # type: ignore[attr-defined]
+            candidates.append(make)
+
+        def aten():
+            self.gradients[key] = None
+
+        run = lambda: torch.ops.aten._fused_rms_norm_backward(*operands)
+        aten()
+        want = run()
+        x = operands[1]
+        check = lambda: compare(run(), want, problem.width, x.numel() // max(1, problem.width or 1))
+        return eager_gate.contest(case, candidates, run, aten, check, self._wait)
+
+    def forget(self) -> None:
+        """Drops all plans: every call is decided anew."""
+        self.plans.clear()
+        self.gradients.clear()
+        self.known.clear()
+
+
+class Plan:
+    """How calls of one layout are served.
+
+    run         (x, weight) -> (y, rstd)
+    shape       normalized_shape, as calls have it; normalized: the size that a weight then has"""
+
+    __slots__ = ("normalized", "run", "shape")
+
+    def __init__(self, run: Callable, shape: list[int], normalized: Any):
+        self.run, self.shape, self.normalized = run, shape, normalized
+
+
+class Call:
+    """One call's sizes, and those of its results."""
+
+    def __init__(self, problem: RMSNormProblem, rows: int, width: int, x_row: int, x: Any, axes: int, eps: int):
+        self.problem, self.rows, self.width, self.x_row, self.eps = problem, rows, width, x_row, eps
+        self.dtype = x.dtype
+        self.normalized = x.shape[-axes:]
+        self.y_size, self.y_strides = tuple(x.shape), dense(x.shape)
+        self.stat_size = (*x.shape[: x.dim() - axes], *(1,) * axes)
+        self.stat_strides = dense(self.stat_size)
+
+
+def case_of(p: RMSNormProblem, on_cpu: bool, gradient: bool) -> dict:
+    """The bucket that a problem belongs to, as the cache's key holds it. gradient: on the CPU, where a call whose gradient
+    is wanted is measured with its backward; a GPU's backward has cases of its own."""
+    shared = {"dtype": p.dtype, "weight_dtype": p.weight_dtype, "rows": bucket(p.rows_hint)}
+    if on_cpu:
+        return {**shared, "width": bucket(p.width or 1), "gradient": gradient}
+    return {**shared, "width": p.width, "align": p.align}
+
+
+def _why_not(x: Any, shape: Sequence[int], weight: Any) -> str | None:
+    """Why these tensors are not what kernels take; None if they are."""
+    if x.dtype not in NAMES or (weight is not None and weight.dtype not in NAMES):
+        return f"dtype {x.dtype}: kernels take {', '.join(DTYPES)}"
+    if not 0 < len(shape) <= x.dim() or list(x.shape[-len(shape) :]) != list(shape):
+        return f"normalized_shape {list(shape)} of a tensor of shape {list(x.shape)}"
+    if x.numel() == 0:
+        return "nothing to normalise"
+    if rows_of(x, len(shape)) is None:
+        return f"strides {x.stride()}: rows that lie one distance apart, of neighbouring elements, are needed"
+    return None
+
+
+def rows_of(x: Any, axes: int) -> tuple[int, int, int] | None:
+    """(rows, width, elements from one row to the next) of a tensor whose last `axes` axes make a row; None if its rows
+    are not whole or not evenly spaced."""
+    width = 1
+    for size, stride in zip(reversed(x.shape[-axes:]), reversed(x.stride()[-axes:])):
+        if size != 1 and stride != width:
+            return None
+        width *= size
+    rows, row, following = 1, width, 0
+    for size, stride in zip(reversed(x.shape[:-axes]), reversed(x.stride()[:-axes])):
+        if size == 1:
+            continue
+        if rows == 1:
+            row = stride
+        elif stride != following:
+            return None
+        rows, following = rows * size, stride * size
+    if rows > 1 and row < width:  # expanded or overlapping rows: ATen's results have other strides
+        return None
+    return rows, width, row
+
+
+def dense(size: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor of this size, in elements."""
+    out, step = [], 1
+    for n in reversed(size):
+        out.append(step)
+        step *= max(1, n)
+    return tuple(reversed(out))
+
+
+def _axes(x: Any, width: int) -> int:
+    """How many of x's last axes make up `width`."""
+    total = 1
+    for n, size in enumerate(reversed(x.shape), 1):
+        total *= size
+        if total == width:
+            return n
+    return x.dim()
+
+
+def _bytes(like: Any, size: int) -> Any:
+    return torch.empty(size, dtype=torch.uint8, device=like.device)
+
+
+def _name(config: dict) -> str:
+    return "flykernels " + " ".join(f"{k}={v}" for k, v in sorted(config.items()))
+
+
+def compare(got: Sequence[Any], want: Sequence[Any], width: int, rows: int) -> None:
+    """Compares a call's results with ATen's, ours and ATen's erring alike. Raises Wrong.
+
+    Results are (y, rstd or dx, dweight or nothing) in either order: each is held against the largest of its row (of the
+    whole, if it has one axis), times one rounding to its type and the errors of f32 sums of `width` (or `rows`) terms."""
+    pairs = zip(got if isinstance(got, (tuple, list)) else (got,), want if isinstance(want, (tuple, list)) else (want,))
+    for number, (ours, aten) in enumerate(pairs):
+        if ours is None or aten is None:
+            if ours is not aten:
+                raise Wrong(f"result {number}: one of ours and ATen's is missing")
+            continue
+        a, b = ours.detach().float(), aten.detach().float()
+        if a.shape != b.shape or ours.dtype != aten.dtype:
+            raise Wrong(f"result {number}: {list(a.shape)} {ours.dtype} for ATen's {list(b.shape)} {aten.dtype}")
+        flat = b.reshape(-1, b.shape[-1]) if b.dim() > 1 else b.reshape(1, -1)
+        sizes = flat.abs().nan_to_num(0, 0, 0).amax(-1, keepdim=True)
+        terms = max(width, rows if b.dim() == 1 else 1)
+        step = 2 * torch.finfo(ours.dtype).eps + (ROUNDINGS + GROWTH * terms**0.5) * f32.epsilon
+        error = (a.reshape(flat.shape) - flat).abs()
+        good = (error <= step * sizes + torch.finfo(ours.dtype).tiny) | (a.reshape(flat.shape) == flat)
+        good |= a.reshape(flat.shape).isnan() & flat.isnan()
+        if not bool(good.all()):
+            bad = int((~good).sum())
+            raise Wrong(f"result {number}: {bad} of {good.numel()} elements differ from ATen's by more than {step:.2g}")
+
+
+def composed_backward(dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, mask: Sequence[bool]) -> Any:
+    """(dx, dweight) of ATen operators, for the device where ATen has no such kernel and ours does not fit."""
+    axes = tuple(range(x.dim() - len(shape), x.dim()))
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    g, x_, r = dy.to(wide), x.to(wide), rstd.to(wide)
+    normal = x_ * r
+    inner = g if weight is None else g * weight.to(wide)
+    dx = dweight = None
+    if mask[0]:
+        dx = ((inner - normal * (inner * normal).mean(axes, keepdim=True)) * r).to(x.dtype)
+    if mask[1] and weight is not None:
+        outer = tuple(range(x.dim() - len(shape)))
+        terms = g * normal
+        dweight = (terms.sum(outer) if outer else terms).to(weight.dtype)
+    return dx, dweight

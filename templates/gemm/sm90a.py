@@ -1,0 +1,269 @@
+"""GEMM on sm_90a: C = activation(A B + bias) + residual, a workgroup a tile (or one tile after the other).
+
+One warp brings K tiles of A and B into a ring of shared-memory stages by TMA; warpgroups multiply them there with
+wgmma, the sums in registers. A stage is full when its bytes have come, and empty again when every warpgroup has
+multiplied it. TMA and wgmma read all four layouts; where rows or columns of an operand end within a tile, and where K
+does, TMA gives zeros. M, the batch and all strides are run-time arguments (`arguments.py`); N and K are constants.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from flykernels.dtypes import f32, i8
+from flykernels.lang import Global, Kernel
+from flykernels.lang.memory import advance
+from flykernels.targets import sm90a_barriers as barriers
+from flykernels.targets import sm90a_tma as tma
+from flykernels.targets import sm90a_wgmma as wgmma
+
+from . import sm90a_mma
+from .arguments import declared
+from .gfx950_operands import matrix
+from .problem import GemmProblem
+from .sm90a_config import (
+    BLOCK_K,
+    BLOCK_M,
+    BRINGER_REGISTERS,
+    WARP,
+    Sm90aConfig,
+    along_k,
+    boxes,
+    shared_memory,
+    shared_operands,
+    tensor_maps,
+    tma_reads,
+)
+from .sm90a_output import Output
+from .sm90a_work import Piece, Work
+
+DTYPES = ("bf16", "f16")
+READY = 1  # the named barrier where warpgroups learn that the ring is there, and later that it is free
+
+
+def why_not(p: GemmProblem) -> str | None:
+    """Why this template does not serve the problem, in words; None if it does."""
+    if p.dtype not in DTYPES:
+        return f"dtype is {p.dtype}; the sm90a kernel multiplies {' and '.join(DTYPES)}"
+    if p.packed_b:
+        return "a packed B is for x86; on sm90a operands are used where they lie"
+    return None
+
+
+def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
+    """The kernel; arguments as `arguments.declared` says (with shared tiles, `workspace` at the end)."""
+    if cfg.kind == "mma":
+        return sm90a_mma.gemm(k, p, cfg)
+    reason = tma_reads(p)
+    if reason is not None:
+        raise ValueError(f"{cfg}: {reason}. Do: take a configuration of kind mma")
+
+    # limits: who does which tile of C, over which part of K
+    names: dict[str, Any] = declared(p)
+    work = Work(k, p, cfg)
+    if work.shares:
+        names["workspace"] = Global(f32, ())
+    k.tensor_maps, k.cluster, k.of_target.beside = tensor_maps(p, cfg), cfg.cluster_size, cfg.beside
+    given = dict(zip(names, k.args(**names)))
+    work.begin(given)
+
+    # layouts: stages of A and B, then shelves for C, then barriers
+    room = shared_memory(p, cfg)
+    memory = k.target.dynamic_memory(k, room.total)
+    stages = cfg.stages
+    full = barriers.Barriers(advance_bytes(memory, room.barriers), stages)
+    empty = barriers.Barriers(full.at(stages), stages)
+
+    # prologue: the last warp prepares the barriers, and goes on without waiting for the others
+    mine = k.thread >= cfg.multipliers
+    rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
+
+    def prepare():
+        full.init(1)
+        empty.init(cfg.groups[0] * cfg.groups[1] * cfg.cluster_size)
+        barriers.fence_init()
+
+    def bring():
+        if cfg.bringers > WARP:
+            barriers.give_registers(BRINGER_REGISTERS)
+        first = k.thread.equals(cfg.multipliers)
+
+        @k.when(first)
+        def _():
+            for t in k.tensor_maps:
+                tma.prefetch_map(k.tensor_map(t.name))
+            prepare()
+
+        if cfg.cluster_size > 1:
+            barriers.cluster_barrier()
+        else:
+            barriers.named_arrive(READY, cfg.workgroup_size)
+
+        @k.when(first)
+        def _():
+            produce(k, p, cfg, work, memory, full, empty, rank)
+
+    def multiply():
+        if cfg.bringers > WARP:
+            barriers.take_registers(cfg.registers)
+        if cfg.warm:
+            warm(k, p, cfg, work, given)
+        if cfg.cluster_size > 1:
+            barriers.cluster_barrier()
+        else:
+            barriers.named_barrier(READY, cfg.workgroup_size)
+        consume(k, p, cfg, work, given, memory, full, empty, rank)
+
+    k.branch(mine, bring, multiply)
+    if cfg.cluster_size > 1:
+        barriers.cluster_barrier()  # nobody leaves while another may still arrive at its barriers
+
+
+def advance_bytes(pointer, size):
+    """A pointer `size` bytes (an int or Value) further on."""
+    return advance(pointer, size, i8)
+
+
+def warm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given) -> None:
+    """Asks L2 for what B's first trip through the ring needs: a cold tensor map keeps TMA waiting for about as long as
+    memory takes to answer."""
+    piece = work.start()
+    source = matrix(k, p, given, "b", piece.batch).transposed()
+    source = source.at(piece.column * cfg.tile_n, piece.first * cfg.tile_k)
+    rows, depth = p.n - piece.column * cfg.tile_n, p.k - piece.first * cfg.tile_k  # that are left
+    wide, high = cfg.stages * cfg.tile_k, cfg.tile_n
+    if not along_k(p, "b"):
+        wide, high = high, wide
+    line = tma.LINE // p.input_type.bytes
+    across = ceil(wide / line)
+    for i in range(0, across * high, cfg.multipliers):
+        number = k.thread + i
+        along, other = number % across * line, number // across
+        row, depth_at = (other, along) if along_k(p, "b") else (along, other)
+        inside = (row < rows) & (depth_at < depth)
+
+        @k.when(inside & (other < high))
+        def _():
+            tma.prefetch_line(source.at(row, depth_at).pointer)
+
+
+def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, memory, full, empty, rank) -> None:
+    """Brings one K tile after the other into the ring. By one thread."""
+    room, operands = shared_memory(p, cfg), shared_operands(p, cfg)
+    shared_along = {"a": cfg.cluster[1], "b": cfg.cluster[0]}  # workgroups side by side along N have the same A
+    place = {"a": rank // cfg.cluster[0], "b": rank % cfg.cluster[0]} if cfg.cluster_size > 1 else {"a": 0, "b": 0}
+    # bits of the workgroups that get what this one brings: cluster ranks run along M first
+    masks: dict[str, Any] = {"a": None, "b": None}
+    if shared_along["a"] > 1:
+        masks["a"] = tma.mask_of(sum(1 << (cfg.cluster[0] * j) for j in range(cfg.cluster[1])), place["b"])
+    if shared_along["b"] > 1:
+        along_m = (1 << cfg.cluster[0]) - 1
+        masks["b"] = tma.mask_of(along_m, place["a"] * cfg.cluster[0])
+    policy = {
+        "a": "evict_first" if cfg.evict == "both" else "normal",
+        "b": "normal" if cfg.evict == "none" else "evict_first",
+    }
+
+    def load(name: str, shared, start, batch, origin, at_k, stage, barrier) -> None:
+        how, part = boxes(shared, shared_along[name]), place[name]
+        for size, row, depth in how.at:
+            to = advance_bytes(start, size + part * how.share[0])
+            at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
+            at = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
+            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), policy[name], masks[name])
+
+    def piece(piece: Piece, carried):
+        at = barriers.Position(*carried, cfg.stages)
+        row, column = piece.row * cfg.tile_m, piece.column * cfg.tile_n
+        batch = {n: (work.batch_of(n, piece),) if p.batched else () for n in "ab"}
+
+        @k.loop(piece.first, piece.end, carry=at.carried)
+        def after(step, carried):
+            at = barriers.Position(*carried, cfg.stages)
+            empty.wait(at.stage, at.parity)
+            full.expect(at.stage, room.stage)
+            start = advance_bytes(memory, at.stage * room.stage)
+            barrier, at_k = full.at(at.stage), step * cfg.tile_k
+            load("a", operands[0], start, batch["a"], row, at_k, at.stage, barrier)
+            load("b", operands[1], advance_bytes(start, operands[0].bytes), batch["b"], column, at_k, at.stage, barrier)
+            return at.next().carried
+
+        return after
+
+    work.walk(barriers.Position.start(cfg.stages, 1).carried, piece)
+
+
+def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, memory, full, empty, rank) -> None:
+    """Multiplies one K tile after the other as they come, and writes tiles of C. By all warpgroups."""
+    room, (A, B) = shared_memory(p, cfg), shared_operands(p, cfg)
+    group = k.thread // wgmma.WARPGROUP if cfg.multipliers > wgmma.WARPGROUP else 0
+    along_m, along_n = group % cfg.groups[0], group // cfg.groups[0]
+    lane = k.thread % wgmma.WARPGROUP
+    origin = wgmma.address_of(memory)
+    layout = wgmma.sums_layout(cfg.columns, cfg.blocks, cfg.groups)
+    held = lambda name, batch: matrix(k, p, given, name, batch)
+    # a warpgroup's part of the tile begins at whole boxes or groups of rows: the distance is the same multiple for each
+    a_start = origin + along_m * A.step_bytes(BLOCK_M * cfg.blocks, 0)
+    b_start = origin + (along_n * B.step_bytes(cfg.columns, 0) + A.bytes)
+    a_origin, b_origin = wgmma.descriptor(A, a_start), wgmma.descriptor(B, b_start)
+
+    def release(stage):
+        """One thread of each warpgroup says that it is done with a stage, to every workgroup that fills it."""
+        if cfg.cluster_size == 1:
+            k.when(lane.equals(0))(lambda: empty.arrive(stage))
+        else:
+            k.when(lane < cfg.cluster_size)(lambda: empty.arrive_at(stage, lane))
+
+    def product(sums, stage, fresh: bool):
+        """sums + A B^T of the K tile in `stage`, started as one group."""
+        offset = (stage * (room.stage // wgmma.UNIT)).to(a_origin.dtype)
+        a, b, sums = a_origin + offset, b_origin + offset, list(sums)
+        wgmma.fence()
+        for depth in range(0, cfg.tile_k, BLOCK_K):
+            for block in range(cfg.blocks):
+                at_a = wgmma.moved(a, A.step_bytes(BLOCK_M * block, depth))
+                at_b = wgmma.moved(b, B.step_bytes(0, depth))
+                sums[block] = wgmma.multiply(at_a, at_b, sums[block], A, B, fresh and depth == 0)
+        wgmma.commit()
+        return tuple(sums)
+
+    def piece(piece: Piece, carried):
+        at = barriers.Position(*carried, cfg.stages)
+        shelf = advance_bytes(memory, room.shelves)
+        box_batch = (work.batch_of("c", piece),) if p.batched else ()
+        output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, shelf)
+        added = output.fetch(0) if piece.inside is True and not work.shares else {}
+
+        full.wait(at.stage, at.parity)
+        sums = product([wgmma.undefined(cfg.columns)] * cfg.blocks, at.stage, True)
+
+        @k.loop(piece.first + 1, piece.end, carry=(sums, at.next().carried, at.stage))
+        def done(step, carried):
+            sums, now, before = carried
+            at = barriers.Position(*now, cfg.stages)
+            full.wait(at.stage, at.parity)
+            sums = product(sums, at.stage, False)
+            wgmma.wait(1)
+            release(before)
+            return sums, at.next().carried, at.stage
+
+        sums, after, last = done
+        wgmma.wait(0)
+        release(last)
+        if cfg.one_tile:
+            barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
+        acc = wgmma.fragment(k, layout, list(sums))
+
+        if work.shares:
+            board = empty.at(cfg.stages)
+            work.add_up(piece, acc, board, lambda acc: output.store(acc, output.fetch(0)))
+        elif piece.inside is True:
+            output.store(acc, added)
+        else:
+            k.when(piece.inside)(lambda: output.store(acc, output.fetch(0)))
+        return after
+
+    work.walk(barriers.Position.start(cfg.stages, 0).carried, piece)
+    if cfg.tma_store:
+        k.when(lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does

@@ -1,0 +1,86 @@
+"""Where a kernel's rows lie: addresses from the run-time strides of `arguments.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flykernels.dtypes import i64
+from flykernels.lang import Kernel, Value, View, u32
+from flykernels.lang.memory import advance
+
+from .arguments import declared
+from .config import TopKConfig
+from .order import Order, key_of, position_of
+from .problem import TopKProblem
+
+WIDEST = 16  # bytes of one load
+
+
+def vector_of(p: TopKProblem) -> int:
+    """Elements of one load: as many as each row's alignment allows."""
+    return min(p.align, WIDEST) // p.element.bytes if p.layout == "last" else 1
+
+
+@dataclass
+class Given:
+    """A kernel's arguments by name."""
+
+    p: TopKProblem
+    named: dict
+
+    @staticmethod
+    def declare(k: Kernel, p: TopKProblem, config: TopKConfig) -> Given:
+        kinds = declared(p, config)
+        return Given(p, dict(zip(kinds, k.args(**kinds))))
+
+    def __getitem__(self, name: str):
+        return self.named[name]
+
+    def row(self, name: str, number: Value) -> Row:
+        """One row of x, values or indices."""
+        view, p = self.named[name], self.p
+        if p.layout == "last":
+            aligned = min(p.align, WIDEST) if name == "x" else view.dtype.bytes
+            start, along = number.to(i64) * self.named[f"{name}_row"], 1
+        else:
+            inner = self.named["inner"].to(u32)
+            outer, at = number.to(u32) // inner, number.to(u32) % inner
+            start = outer.to(i64) * self.named[f"{name}_outer"] + at.to(i64) * self.named[f"{name}_inner"]
+            aligned, along = view.dtype.bytes, self.named[f"{name}_along"]
+        return Row(replace(view, pointer=advance(view.pointer, start, view.dtype)), along, aligned)
+
+
+@dataclass
+class Row:
+    """The elements of a row. along: 1, or an i64 Value: elements from one to the next."""
+
+    view: View
+    along: int | Value
+    alignment: int
+
+    def pointer(self, position):
+        """Of the element there: position is an unsigned Value, or an int."""
+        if isinstance(self.along, int):
+            return advance(self.view.pointer, position, self.view.dtype)
+        return advance(self.view.pointer, position.to(u32).to(i64) * self.along, self.view.dtype)
+
+    def read(self, position, width: int | None = None) -> Value:
+        """One element, or `width` neighbours that begin at a multiple of `width`."""
+        aligned = self.view.dtype.bytes if width is None else self.alignment
+        return self.view.read(self.pointer(position), width, aligned)
+
+    def write(self, value: Value, position) -> None:
+        self.view.write(self.pointer(position), value, self.view.dtype.bytes)
+
+
+def write_result(k: Kernel, order: Order, x: Row, values: Row, indices: Row, rank: Value, entry: Value) -> None:
+    """Puts a candidate (key and position) in place `rank` of the results."""
+    key, position = key_of(entry), position_of(entry)
+    told = order.value(key).to(values.view.dtype)
+
+    @k.when(order.lost(key), carry=told)
+    def value(_):
+        return x.read(position)
+
+    values.write(value, rank)
+    indices.write(position.to(i64), rank)

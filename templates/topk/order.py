@@ -1,0 +1,82 @@
+"""The order of a top-k as unsigned numbers: the best element has the greatest key, and 0 is nobody's key.
+
+    NaN of either sign       0xFFFFFFFF of the largest; 1 of the smallest, where it comes last
+    -0 and +0                the same
+    key with position        64 bits, key above the position's complement: all differ, of equals the first is greater
+
+Positions are below 2**31. All float types go through f32, which holds bf16 and fp16 exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flykernels.lang import Value, constant, f32, i32, maximum_or_nan, minimum, select, u32, u64
+
+SIGN, ALL = 0x80000000, 0xFFFFFFFF
+MOST_FINITE = 0xFF7FFFFF  # the greatest key of a finite number
+NOBODY = 0
+
+
+@dataclass(frozen=True)
+class Order:
+    """Of the largest elements first, or of the smallest."""
+
+    largest: bool
+
+    @property
+    def nan(self) -> int:
+        return ALL if self.largest else 1
+
+    @property
+    def zero(self) -> int:
+        return SIGN if self.largest else SIGN - 1
+
+    def key(self, x: Value) -> Value:
+        """An f32's key; of a vector's elements theirs."""
+        plain = x + 0.0  # makes +0 of -0
+        bits = plain.bitcast(u32, x.width)
+        flip = (plain.bitcast(i32, x.width) >> 31).to(u32) | SIGN
+        turned = bits ^ (flip if self.largest else flip ^ ALL)
+        return select(plain.equals(plain), turned, constant(self.nan, u32))
+
+    def value(self, key: Value) -> Value:
+        """The f32 with this key; +0 for zeros, some NaN for NaN, and any number for no key at all."""
+        bits = key if self.largest else key ^ ALL
+        return select(bits < SIGN, bits ^ ALL, bits ^ SIGN).bitcast(f32, key.width)
+
+    def above(self, key: Value) -> Value:
+        """The f32 that elements with greater keys are not worse than; above infinity: infinity."""
+        return self.value(minimum(key, MOST_FINITE) + 1)
+
+    def lost(self, key: Value) -> Value:
+        """Whether the element itself must be looked up: its key does not tell it bit for bit."""
+        return key.equals(self.zero) | key.equals(self.nan)
+
+    def better(self, a: Value, b: Value) -> Value:
+        """The better of two f32."""
+        return maximum_or_nan(a, b) if self.largest else minimum(a, b)
+
+    def may_beat(self, x: Value, limit: Value) -> Value:
+        """Whether x may be better than `limit`, a number: never False where it is, and seldom True where it is not."""
+        return (x <= limit) ^ 1 if self.largest else x < limit
+
+    def not_worse(self, x: Value, bound: Value) -> Value:
+        """Whether x may be as good as `bound` or better: never False where it is. True where one of them is NaN."""
+        return ((x < bound) if self.largest else (x > bound)) ^ 1
+
+
+def entry(key: Value, position: Value) -> Value:
+    """Key and position in one number."""
+    return (key.to(u64) << 32) | (position ^ ALL).to(u64)
+
+
+def key_of(entry: Value) -> Value:
+    return (entry >> 32).to(u32)
+
+
+def position_of(entry: Value) -> Value:
+    return entry.to(u32) ^ ALL
+
+
+def one(condition: Value) -> Value:
+    return select(condition, constant(1, u32), constant(0, u32))

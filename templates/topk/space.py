@@ -1,0 +1,41 @@
+"""Which configurations are worth compiling for a top-k problem, and why."""
+
+from __future__ import annotations
+
+from templates.gemm.space import Candidate, Dropped, Space
+
+from .config import TopKConfig
+from .problem import TopKProblem
+
+SPLIT_FROM = 16384  # elements: a CPU thread's part of a row is no shorter, so that starting it pays
+
+
+def configurations(problem: TopKProblem, target, threads: int = 1) -> Space:
+    """The few configurations to try, best guess first (`.kept`: Candidates with .config and .reason).
+
+    threads: what a CPU kernel may use. Empty `kept` where the problem is not eligible, with the reason in `.dropped`."""
+    reason = problem.why_not(target)
+    if reason is not None:
+        return Space(dropped=[Dropped(None, reason)])
+    return _x86(problem, threads) if target.name == "x86" else _gpu(problem, target)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two >= n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _x86(p: TopKProblem, threads: int) -> Space:
+    most_k = next(n for n in (16, 128, 1024, 4096) if p.k <= n)
+    parts = min(threads // p.rows, p.width // max(SPLIT_FROM, 8 * p.k)) if p.rows < threads else 1
+    if parts > 1:
+        config = TopKConfig("scan", most_k, split=True, parts=parts, threads=threads)
+        return Space([Candidate(config, f"{p.rows} rows for {threads} threads: each row in {parts} parts")])
+    used = max(1, min(threads, p.rows, p.rows * p.width // SPLIT_FROM))
+    return Space([Candidate(TopKConfig("scan", most_k, threads=used), f"{used} threads share the rows")])
+
+
+def _gpu(p: TopKProblem, target) -> Space:
+    from . import space_gpu
+
+    return space_gpu.configurations(p, target)

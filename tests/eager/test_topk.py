@@ -1,0 +1,271 @@
+"""torch.topk with eager operators on: values and order as ATen's, the first of equal elements, errors with ATen's text."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flykernels.launch import torch_door
+from inductor_plugin import eager
+
+from .conftest import both
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def slots(on):
+    """(state, width, k) of every slot of the table behind the CPU's door."""
+
+    def read():
+        door = eager._made["topk CPU"].door
+        words, table = torch_door.SLOT_WORDS, door._table
+        starts = range(words, len(table), words)
+        return [tuple(table[at : at + 3]) for at in starts if table[at] != torch_door.EMPTY]
+
+    return read
+
+
+def expected(x, k, dim=-1, largest=True):
+    """By a stable sort: among equal elements the first ones."""
+    order = torch.sort(x, dim=dim, descending=largest, stable=True)
+    return order.values.narrow(dim, 0, k), order.indices.narrow(dim, 0, k)
+
+
+def bits(x):
+    return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16)
+
+
+def assert_topk(x, k, largest=True, sorted=True):
+    values, indices = torch.topk(x, k, -1, largest, sorted)
+    want, order = expected(x, k, -1, largest)
+    assert torch.equal(indices, order)
+    assert torch.equal(bits(values), bits(x.gather(-1, order))) and values.is_contiguous()
+    with eager.enabled(on=False):
+        assert torch.equal(values.nan_to_num(7e4), torch.topk(x, k, -1, largest).values.nan_to_num(7e4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("largest", [True, False])
+def test_shapes(slots, dtype, largest):
+    for shape, k in (((5,), 5), ((1, 128), 6), ((3, 4, 77), 10), ((2, 1000), 1), ((7, 300), 300), ((1, 70000), 50)):
+        assert_topk(torch.randn(shape).to(dtype), k, largest)
+        assert (torch_door.OURS, shape[-1], k) in slots()
+
+
+@settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rows=st.integers(1, 6), width=st.integers(1, 600), share=st.floats(0, 1), dtype=st.sampled_from(DTYPES),
+    pad=st.integers(0, 5), offset=st.integers(0, 5), largest=st.booleans(), kinds=st.sampled_from([1, 4, 10**6]),
+)  # fmt: skip
+def test_any_shape_offset_row_stride_and_ties(on, rows, width, share, dtype, pad, offset, largest, kinds):
+    k = max(1, int(share * width))
+    buffer = torch.full((rows * (width + pad) + offset,), torch.nan, dtype=dtype)
+    x = buffer.as_strided((rows, width), (width + pad, 1), offset)
+    x.copy_(torch.randint(-kinds, kinds + 1, (rows, width)) / 8)
+    assert_topk(x, k, largest)
+
+
+def test_nan_signs_and_zeros(on):
+    """pytorch#117617: NaN of both signs; also infinities, and -0 beside +0."""
+    odd = torch.tensor([torch.nan, -torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, -1.0])
+    for dtype in DTYPES:
+        for largest in (True, False):
+            x = odd.to(dtype)[torch.randint(0, len(odd), (6, 500))]
+            for k in (1, 7, 100, 500):
+                assert_topk(x, k, largest)
+
+
+@pytest.mark.parametrize("data", ["ascending", "descending", "constant", "two values"])
+def test_adversarial_data(on, data):
+    n = 20000
+    made = {
+        "ascending": torch.arange(n) / 7, "descending": -torch.arange(n) / 7, "constant": torch.ones(n),
+        "two values": torch.arange(n) % 2 * 1.0,
+    }  # fmt: skip
+    for k in (1, 64, 1000):
+        assert_topk(made[data].repeat(2, 1), k)
+
+
+def test_just_past_powers_of_two(on):
+    """pytorch#190843."""
+    for n in (4097, 8193, 16385):
+        assert_topk(torch.randn(3, n), 9)
+
+
+ATENS = {
+    "k = 0": lambda: torch.topk(torch.randn(3, 5), 0),
+    "k > N": lambda: torch.topk(torch.randn(3, 5), 6),
+    "k < 0": lambda: torch.topk(torch.randn(3, 5), -1),
+    "dim past the end": lambda: torch.topk(torch.randn(3, 5), 2, 2),
+    "dim before the start": lambda: torch.topk(torch.randn(3, 5), 2, -3),
+    "another dim": lambda: torch.topk(torch.randn(3, 5), 2, 0),
+    "the last dim by number": lambda: torch.topk(torch.randn(3, 5), 2, 1),
+    "smallest, any order": lambda: torch.topk(torch.randn(3, 5), 5, -1, False, False)[0].sort().values,
+    "a number": lambda: torch.topk(torch.tensor(3.0), 1),
+    "a number, k = 2": lambda: torch.topk(torch.tensor(3.0), 2),
+    "0 rows": lambda: torch.topk(torch.randn(0, 5), 2),
+    "0 columns": lambda: torch.topk(torch.randn(5, 0), 0),
+    "float64": lambda: torch.topk(torch.randn(3, 5).double(), 2),
+    "integers": lambda: torch.topk(torch.randperm(15).view(3, 5), 2),
+    "booleans": lambda: torch.topk(torch.ones(3, 5).bool(), 2),
+    "complex": lambda: torch.topk(torch.randn(3, 5, dtype=torch.complex64), 2),
+    "float8": lambda: torch.topk(torch.randn(3, 5).to(torch.float8_e4m3fn), 2),
+    "strided columns": lambda: torch.topk(torch.randn(3, 10)[:, ::2], 2),
+    "expanded": lambda: torch.topk(torch.randn(5).expand(3, 5), 2),
+    "uneven rows": lambda: torch.topk(torch.randn(4, 5, 6)[:, :3], 2),
+    "transposed": lambda: torch.topk(torch.randn(5, 3).t(), 2),
+    "17 axes": lambda: torch.topk(torch.randn([1] * 16 + [5]), 2),
+    "meta": lambda: torch.topk(torch.randn(3, 5, device="meta"), 2),
+    "not a tensor": lambda: torch.topk([1.0, 2.0], 1),
+    "quantized": lambda: torch.topk(torch.quantize_per_tensor(torch.randn(3, 5), 0.1, 0, torch.qint8), 2),
+    "conjugate view": lambda: torch.topk(torch.randn(3, 5, dtype=torch.complex64).conj().imag, 2),
+}
+
+
+def described(result):
+    if isinstance(result, torch.Tensor):
+        held = result.dequantize() if result.is_quantized else result
+        content = held.float().nan_to_num(7.5).tolist() if result.device.type == "cpu" else None
+        return str(result.dtype), tuple(result.shape), result.stride(), str(result.device), content
+    return tuple(map(described, result)) if not isinstance(result, (str, type)) else result
+
+
+def test_sparse_tensors_are_refused_as_before(prefer_ours):
+    ours, aten = both(lambda: torch.topk(torch.eye(3).to_sparse(), 1))
+    until = "is only available for these backends"  # what follows says where each kernel was registered
+    assert ours[0] is aten[0] is NotImplementedError and ours[1].split(until)[0] == aten[1].split(until)[0]
+
+
+@pytest.mark.parametrize("name", ATENS)
+def test_same_as_aten(prefer_ours, name):
+    """Results with dtype, strides and device, or the error's type and text."""
+    ours, aten = both(ATENS[name])
+    assert described(ours) == described(aten)
+
+
+def outs(values, indices):
+    return lambda: torch.topk(torch.arange(15.0).view(3, 5), 2, out=(values(), indices()))
+
+
+BASE = torch.zeros(64)
+OUTS = {
+    "fitting": (lambda: torch.empty(3, 2), lambda: torch.empty(3, 2, dtype=torch.int64)),
+    "empty": (lambda: torch.empty(0), lambda: torch.empty(0, dtype=torch.int64)),
+    "transposed": (lambda: torch.empty(2, 3).t(), lambda: torch.empty(2, 3, dtype=torch.int64).t()),
+    "strided": (lambda: torch.empty(3, 4)[:, ::2], lambda: torch.empty(3, 6, dtype=torch.int64)[:, ::3]),
+    "padded rows": (lambda: torch.empty(3, 7)[:, :2], lambda: torch.empty(3, 9, dtype=torch.int64)[:, :2]),
+    "wrong values": (lambda: torch.empty(3, 2, dtype=torch.float64), lambda: torch.empty(3, 2, dtype=torch.int64)),
+    "wrong indices": (lambda: torch.empty(3, 2), lambda: torch.empty(3, 2, dtype=torch.int32)),
+    "on meta": (lambda: torch.empty(3, 2, device="meta"), lambda: torch.empty(3, 2, dtype=torch.int64)),
+    "expanded": (lambda: torch.empty(1, 2).expand(3, 2), lambda: torch.empty(3, 2, dtype=torch.int64)),
+    "sharing memory": (lambda: BASE[:6].view(3, 2), lambda: BASE.view(torch.int64)[:6].view(3, 2)),
+    "too large": (lambda: torch.empty(4, 4), lambda: torch.empty(4, 4, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("name", OUTS)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_out(prefer_ours, name):
+    ours, aten = both(outs(*OUTS[name]))
+    assert described(ours) == described(aten)
+
+
+def test_out_that_overlaps_the_input_is_atens_error(prefer_ours):
+    def call():
+        x = torch.arange(12.0).view(1, 12)
+        return torch.topk(x, 2, out=(x[:, :2], torch.empty(1, 2, dtype=torch.int64)))
+
+    ours, aten = both(call)
+    assert ours == aten and "memory location" in ours[1]
+
+
+def test_out_is_written_and_returned(slots):
+    x, values, indices = torch.randn(4, 900), torch.full((4, 8), torch.nan), torch.full((4, 8), -1)
+    given = torch.topk(x, 8, out=(values, indices))
+    assert given[0] is values and given[1] is indices and (torch_door.OURS, 900, 8) in slots()
+    want, order = expected(x, 8)
+    assert torch.equal(values, want) and torch.equal(indices, order)
+
+
+def test_gradients(slots):
+    x = torch.randn(4, 50, requires_grad=True)
+    values, indices = torch.topk(x, 5)
+    assert (torch_door.OURS, 50, 5) in slots() and not indices.requires_grad
+    (values * torch.arange(5.0)).sum().backward()
+    want = torch.zeros(4, 50).scatter_(1, indices, torch.arange(5.0).repeat(4, 1))
+    assert torch.equal(x.grad, want)
+
+
+def test_an_error_gives_the_input_back(on):
+    """ATen's exceptions pass through machine code of ours; what it held must be released."""
+    for wrong in (dict(k=3, dim=4), dict(k=100), dict(k=1, out=(torch.empty(2, 1).int(), torch.empty(2, 1).long()))):
+        freed = []
+        memory = (ctypes.c_float * 18)()
+        x = torch.frombuffer(memory, dtype=torch.float32).view(2, 9)
+        weakref.finalize(memory, freed.append, True)
+        with pytest.raises((IndexError, RuntimeError)):
+            torch.topk(x, **wrong)
+        del x, memory
+        gc.collect()
+        assert freed
+
+
+def test_python_threads(on):
+    x = torch.randn(16, 5000)
+    want, wrong = expected(x, 20), []
+    torch.topk(x, 20)
+
+    def work():
+        for _ in range(50):
+            values, indices = torch.topk(x, 20)
+            if not (torch.equal(values, want[0]) and torch.equal(indices, want[1])):
+                wrong.append(1)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert not wrong
+
+
+def test_more_calls_than_slots(on):
+    """The table grows, and nothing is decided twice."""
+    from inductor_plugin.counters import counters
+
+    door = eager._made["topk CPU"].door
+    before = door._slots
+    x = torch.randn(1, 300)
+    for n in range(1, 300):
+        torch.topk(x[:, :n], 1)
+        torch.topk(x[:, :n], min(n, 2))
+    for state in range(6000):
+        door.put(10**6 + state, 1, 0, torch_door.ATEN)
+    measured = counters["benchmarks"]
+    assert door._slots > before
+    for n in range(1, 300):
+        values, indices = torch.topk(x[:, :n], 1)
+        assert values.item() == x[0, :n].max() and indices.item() == x[0, :n].argmax()
+    assert counters["benchmarks"] == measured
+
+
+def test_the_number_of_threads_may_change(on):
+    x, before = torch.randn(1, 100000), torch.get_num_threads()
+    want = expected(x, 30)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            got = torch.topk(x, 30)
+            assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    finally:
+        torch.set_num_threads(before)

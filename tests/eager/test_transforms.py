@@ -1,0 +1,277 @@
+"""What looks at operators or runs them otherwise keeps working, and sees what it saw before: compile, fake and meta
+tensors, functorch, forward mode, dispatch modes, subclasses, autocast, checkpoints, deterministic mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from inductor_plugin import eager
+
+norm = lambda x, w: F.rms_norm(x, (x.shape[-1],), w, 1e-5)
+top = lambda x, w: torch.topk(x * w, 3)[0]
+BOTH = pytest.mark.parametrize("function", [norm, top], ids=["rms_norm", "topk"])
+
+
+@pytest.fixture
+def operands():
+    return torch.randn(6, 40), torch.randn(40)
+
+
+def same(call):
+    """A call with eager operators on and with ATen's agrees."""
+    with eager.enabled(["cpu"]):
+        ours = call()
+    with eager.enabled(["cpu"], on=False):
+        torch.testing.assert_close(ours, call(), rtol=1e-5, atol=1e-5)
+
+
+TRANSFORMS = {
+    "grad": lambda f: grad(lambda x, w: f(x, w).sum()),
+    "vmap": lambda f: vmap(f, (0, None)),
+    "vmap of both": lambda f: lambda x, w: vmap(f)(x, w.expand_as(x)),
+    "vmap of grad": lambda f: vmap(grad(lambda x, w: f(x, w).sum()), (0, None)),
+    "grad of vmap": lambda f: grad(lambda x, w: vmap(f, (0, None))(x, w).sum()),
+    "jvp": lambda f: lambda x, w: jvp(lambda x: f(x, w), (x,), (x.cos(),)),
+    "vjp": lambda f: lambda x, w: vjp(f, x, w)[1](torch.ones_like(f(x, w))),
+    "jacrev": lambda f: jacrev(f),
+    "jacfwd": lambda f: jacfwd(f),
+    "grad of grad": lambda f: grad(lambda x, w: grad(lambda x: f(x, w).pow(3).sum())(x).pow(2).sum()),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_functorch(prefer_ours, operands, function, name):
+    same(lambda: TRANSFORMS[name](function)(*operands))
+
+
+def test_hessian_of_rms_norm(prefer_ours):
+    x, w = torch.randn(5), torch.randn(5)
+    same(lambda: hessian(lambda x: norm(x, w).pow(2).sum())(x))
+
+
+@BOTH
+def test_forward_mode(prefer_ours, operands, function):
+    x, w = operands
+
+    def call():
+        with forward_ad.dual_level():
+            out = function(forward_ad.make_dual(x, x.sin()), w)
+            primal, tangent = forward_ad.unpack_dual(out)
+            assert tangent is not None
+            return primal.clone(), tangent.clone()
+
+    same(call)
+
+
+def test_forward_over_reverse(prefer_ours, operands):
+    x, w = operands
+    same(lambda: jvp(grad(lambda x: norm(x, w).pow(2).sum()), (x,), (x.cos(),)))
+
+
+def test_functional_call(prefer_ours):
+    module, x = torch.nn.RMSNorm(16), torch.randn(4, 16)
+    new = {"weight": torch.randn(16)}
+    same(lambda: functional_call(module, new, (x,)))
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self):
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@BOTH
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_dispatch_mode_sees_the_same_operators(prefer_ours, operands, function, gradient):
+    x, w = operands
+    x.requires_grad_(gradient)
+
+    def call():
+        x.grad = None
+        with Recorder() as mode:
+            y = function(x, w)
+            if gradient:
+                y.sum().backward()
+        return mode.seen
+
+    with eager.enabled(["cpu"]):
+        function(x, w)  # decided: a plan is there
+        ours = call()
+    with eager.enabled(["cpu"], on=False):
+        assert ours == call() and ours
+
+
+@BOTH
+def test_make_fx_traces_the_same_graph(prefer_ours, operands, function):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with eager.enabled(["cpu"]):
+        function(*operands)
+        ours = make_fx(function)(*operands).code
+    with eager.enabled(["cpu"], on=False):
+        assert ours == make_fx(function)(*operands).code
+
+
+@BOTH
+def test_fake_and_meta_tensors(on, operands, function):
+    from torch._subclasses import FakeTensor, FakeTensorMode
+
+    function(*operands)
+    with FakeTensorMode() as mode:
+        out = function(*(mode.from_tensor(t) for t in operands))
+        assert type(out) is FakeTensor and out.device.type == "cpu"
+        made = function(torch.empty(6, 40, requires_grad=True), torch.empty(40))
+        assert made.requires_grad
+    out = function(*(t.to("meta") for t in operands))
+    assert out.device.type == "meta" and out.shape == function(*operands).shape
+
+
+def test_deferred_initialisation(on):
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.RMSNorm(16))
+    assert model(torch.empty(2, 8, device="meta")).device.type == "meta"
+    model.to_empty(device="cpu")
+    for p in model.parameters():
+        torch.nn.init.ones_(p)
+    x = torch.randn(2, 8)
+    same(lambda: model(x).detach())
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compile(prefer_ours, operands, function, backend, launches):
+    x, w = operands
+    with eager.enabled(["cpu"]):
+        expected = function(x, w)
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        torch.testing.assert_close(compiled(x, w), expected, rtol=1e-5, atol=1e-5)
+        y = compiled(x.clone().requires_grad_(), w)
+        y.sum().backward()
+        torch.testing.assert_close(compiled(x[:4], w), expected[:4], rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+
+
+def test_compile_and_eager_of_bf16_agree(on):
+    """pytorch#141727: one rounding of bf16 apart at most, where their results are up to 4."""
+    x, w = torch.randn(2, 157, 4096).bfloat16(), torch.ones(4096).bfloat16()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: F.rms_norm(x, (4096,), w))(x, w)
+    eager_result = F.rms_norm(x, (4096,), w)
+    step = torch.finfo(torch.bfloat16).eps * eager_result.float().abs()
+    assert ((compiled.float() - eager_result.float()).abs() <= step).all()
+    torch._dynamo.reset()
+
+
+def test_export(prefer_ours):
+    """The program is the same. Decomposed, its fused operator stays whole, as it does for a device where ATen has one."""
+    module, x = torch.nn.RMSNorm(8), torch.randn(4, 8)
+    texts = []
+    for state in (True, False):
+        with eager.enabled(["cpu"], on=state):
+            expected = module(x)
+            program = torch.export.export(module, (x,))
+            texts.append(program.graph_module.code)
+            for p in (program, program.run_decompositions()):
+                torch.testing.assert_close(p.module()(x), expected)
+    assert texts[0] == texts[1]
+
+
+class Logged(torch.Tensor):
+    seen: list = []
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(str(function))
+        unwrap = lambda t: t.as_subclass(torch.Tensor) if isinstance(t, Logged) else t
+        with torch._C._DisableTorchDispatch() if hasattr(torch._C, "_DisableTorchDispatch") else torch.no_grad():
+            return function(*tree_map(unwrap, args), **tree_map(unwrap, kwargs or {}))
+
+
+@BOTH
+def test_subclasses_see_the_same_operators(prefer_ours, operands, function):
+    x, w = operands
+
+    def call():
+        Logged.seen = []
+        with torch.no_grad():
+            function(x.as_subclass(Logged), w)
+        return list(Logged.seen)
+
+    with eager.enabled(["cpu"]):
+        function(x, w)
+        ours = call()
+    with eager.enabled(["cpu"], on=False):
+        assert ours == call() and ours
+
+
+@BOTH
+def test_a_torch_function_subclass_keeps_its_type(on, operands, function):
+    class Named(torch.Tensor):
+        pass
+
+    x, w = operands
+    assert type(function(x.as_subclass(Named), w)) is Named
+
+
+def test_autocast(prefer_ours, operands):
+    x, w = operands
+
+    def call():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = norm(x @ torch.eye(40), w.bfloat16())
+            return y, torch.topk(y, 3).values
+
+    with eager.enabled(["cpu"]):
+        ours = call()
+    with eager.enabled(["cpu"], on=False):
+        aten = call()
+    assert [t.dtype for t in ours] == [t.dtype for t in aten]
+    torch.testing.assert_close(ours, aten, rtol=1e-2, atol=1e-2)
+
+
+def test_checkpoints_and_hooks(prefer_ours, operands):
+    from torch.utils.checkpoint import checkpoint
+
+    x, w = operands[0].requires_grad_(), operands[1].requires_grad_()
+
+    def call():
+        y = checkpoint(norm, x, w, use_reentrant=False)
+        out = torch.autograd.grad(y.pow(2).sum(), (x, w))
+        with torch.autograd.graph.save_on_cpu():
+            return (*out, *torch.autograd.grad(norm(x, w).pow(2).sum(), (x, w)))
+
+    same(call)
+
+
+def test_deterministic_mode(on, operands, launches):
+    torch.use_deterministic_algorithms(True)
+    try:
+        x, w = operands
+        y, v = norm(x, w), top(x, w)
+        assert launches
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(y, norm(x, w)) and torch.equal(v, top(x, w))
+
+
+def test_torchscript_records_atens_operators(on, operands):
+    traced = torch.jit.trace(lambda x, w: (norm(x, w), torch.topk(x, 3)), operands)
+    assert "aten::rms_norm" in str(traced.graph) and "aten::topk" in str(traced.graph)
+    torch.testing.assert_close(traced(*operands)[0], norm(*operands))
+
+
+def test_multithreaded_backward(prefer_ours):
+    x = torch.randn(8, 32, requires_grad=True)
+    ws = [torch.randn(32, requires_grad=True) for _ in range(4)]
+    same(lambda: torch.autograd.grad(sum(norm(x, w).sum() for w in ws), (x, *ws)))

@@ -1,0 +1,81 @@
+"""RMSNorm on the H200: every way of dealing out rows, forward and backward; tails, starts, special values, graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flykernels.targets import sm90a
+from templates.rms_norm.config import GpuConfig
+from templates.rms_norm.problem import DTYPES, RMSNormProblem
+from templates.rms_norm.space import configurations
+from tests.rms_norm.case import EPS, TORCH, call, codes, operands, run
+from tests.rms_norm.test_gfx950 import BACK, BACKWARD, FORWARD
+
+P = RMSNormProblem
+
+
+@pytest.mark.parametrize("name", [*FORWARD, *BACKWARD])
+def test_every_way(name):
+    problem, config, rows, how = (FORWARD | BACKWARD)[name]
+    run(problem, config, sm90a, 20 * rows, **how)
+
+
+@pytest.mark.parametrize("rows, width", [
+    (700, 3), (16384, 512), (16384, 1536), (314, 4096), (64, 4097), (64, 16385), (1, 262144), (9, 65536), (131, 16384),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("back", (False, True))
+def test_all_configurations(rows, width, dtype, back):
+    size = TORCH[dtype].itemsize
+    more = BACK if back else {"rstd": True}
+    align = 16 if width * size % 16 == 0 else size
+    problem = P(width, dtype, dtype, residual=True, align=align, rows_hint=rows, **more)
+    ran = 0
+    for candidate in configurations(problem, sm90a).kept[:4]:
+        if all(c.spills == 0 for c in codes(problem, candidate.config, sm90a)):
+            run(problem, candidate.config, sm90a, rows)
+            ran += 1
+    assert ran
+
+
+@given(
+    st.integers(1, 400), st.integers(1, 3000), st.sampled_from(DTYPES), st.sampled_from((*DTYPES, "none")),
+    st.booleans(), st.booleans(), st.integers(0, 3), st.integers(0, 3),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_any_shape(rows, width, dtype, weight, residual, back, offset, pad):
+    more = {"direction": "backward", "weight_gradient": weight != "none"} if back else {"rstd": True}
+    size = TORCH[dtype].itemsize
+    align = 16 if not offset and (width + pad) * size % 16 == 0 else size
+    problem = P(width, dtype, weight, residual=residual, align=align, rows_hint=rows, **more)
+    run(problem, configurations(problem, sm90a).kept[0].config, sm90a, rows, offset=offset, pad=pad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_special_values_are_atens(dtype):
+    kind = TORCH[dtype]
+    problem = P(1024, dtype, dtype)
+    made = operands(problem, 12, 1024)
+    x = made["x"].view
+    for row, value in enumerate((float("nan"), float("inf"), -float("inf"), torch.finfo(kind).max, 0.0)):
+        x[row, 77] = value
+    x[6], x[7] = 0, torch.finfo(kind).max
+    made["weight"].view[3], made["weight"].view[-1] = float("nan"), float("inf")
+    want = F.rms_norm(x.cuda(), (1024,), made["weight"].view.cuda(), EPS).cpu()
+    call(problem, GpuConfig(128, 1, 16 // kind.itemsize), sm90a, made)
+    assert torch.equal(made["y"].view.isnan(), want.isnan())
+    torch.testing.assert_close(made["y"].view, want, rtol=4 * torch.finfo(kind).eps, atol=0, equal_nan=True)
+
+
+def test_the_weight_gradient_is_the_same_every_time():
+    problem, config = P(4096, "bf16", "bf16", **BACK), GpuConfig(256, 1, 8, parts=264, sums=True)
+    seen = []
+    for _ in range(20):
+        made = operands(problem, 3000, 4096)
+        call(problem, config, sm90a, made)
+        seen.append(made["dweight"].view.view(torch.int16).clone())
+    assert all(torch.equal(seen[0], x) for x in seen)
