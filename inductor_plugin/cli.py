@@ -7,6 +7,7 @@ import sys
 import click
 
 from . import __version__
+from .cache_cli import cache
 
 
 class Commands(click.Group):
@@ -29,6 +30,9 @@ class Commands(click.Group):
 @click.version_option(__version__)
 def main() -> None:
     """Kernel templates for TorchInductor: what is chosen and why."""
+
+
+main.add_command(cache)
 
 
 @main.command()

@@ -95,7 +95,7 @@ def export(
 
     keys: dict[str, Key] = {}
     named: set[str] = set()
-    for key in store.keys():
+    for key in store.all_keys():
         entry = shaped(key)
         if entry is not None and wanted(entry):
             keys[key.digest] = key
@@ -109,7 +109,8 @@ def export(
             return entry.to_json().encode() if entry is not None else b""
         return store.content(digest) or b""
 
-    names = [f"entries/{d[:2]}/{d}.json" for d in sorted(keys)] + [f"objects/{d[:2]}/{d}.fko" for d in sorted(there)]
+    names = [f"entries/{d[:2]}/{d}.json" for d in sorted(keys)]
+    names += [f"objects/{d[:2]}/{d}.fko" for d in sorted(there)]
     manifest = _write(path, names, content, list(keys.values()), key_file, made_by)
     return Exported(path, manifest, len(named) - len(there))
 
@@ -118,7 +119,7 @@ def _write(
     path: Path, names: Sequence[str], content: Callable[[str], bytes], keys: Sequence[Key], key_file: Path | None,
     made_by: str,
 ) -> Manifest:  # fmt: skip
-    """Two passes over the files: their digests come before them. What changes in between is an error, not a bad file."""
+    """Two passes over the files: their digests come first. What changes in between is an error, not a bad file."""
     files = {}
     for name in names:
         data = content(name)

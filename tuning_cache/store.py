@@ -123,12 +123,12 @@ class Store:
             known = entry.timings.get(name) if entry else None
             if known is None or known.microseconds is None:
                 known = measure()
-                self.update(key, lambda e: e.with_timing(known))
+                self.update(key, lambda e: e.with_timing(known), seconds)
         return known
 
-    def update(self, key: Key, change: Callable[[Entry], Entry]) -> Entry:
+    def update(self, key: Key, change: Callable[[Entry], Entry], seconds: float = LOCK_SECONDS) -> Entry:
         """Apply `change` to the newest entry for `key` (an empty one if there is none) and publish the result."""
-        with self.lock(key):
+        with self.lock(key, seconds):
             entry = change(self._read(key) or self._memory(key) or Entry(key))
             with self._mutex:
                 self._entries[key.digest] = entry
@@ -156,7 +156,7 @@ class Store:
         for directory in self.directories:
             yield from sorted(directory.glob("entries/*/*.json"))
 
-    def keys(self) -> Iterator[Key]:
+    def all_keys(self) -> Iterator[Key]:
         """The keys of all readable entries of all layers, each once."""
         seen = set()
         for path in self.entry_files():
@@ -221,8 +221,8 @@ class Store:
         held = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            held = filelock.FileLock(path, timeout=seconds, is_singleton=True)
-            held.acquire()
+            held = filelock.FileLock(path, is_singleton=True)  # one a path: that makes it re-entrant
+            held.acquire(timeout=seconds)
         except filelock.Timeout:
             held = None
             self._say(logging.WARNING, f"{path}: another process has held it for {seconds:.0f} s; going on without")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import tarfile
 from dataclasses import replace
@@ -179,7 +178,7 @@ def test_bundles_join(tmp_path):
     store = Store([tmp_path / "target"])
     import_(store, tmp_path / "c.tar")
     assert all(store.lookup(key(n)).winner for n in (1, 2, 3))
-    with pytest.raises(BundleError, match="none.tar"):
+    with pytest.raises(BundleError, match=r"none\.tar"):
         join([one, tmp_path / "none.tar"], tmp_path / "d.tar")
     assert not (tmp_path / "d.tar").exists()
 
@@ -489,9 +488,3 @@ def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(BundleError, match="cannot be written"):
         export(Store([tmp_path / "source"]), tmp_path / "none" / "b.tar")
     assert (tmp_path / "file").read_text() == "in the way" and not list(tmp_path.glob(".*.part"))
-
-
-def test_a_stream_is_read_once(tmp_path):
-    """A bundle may come through a pipe's file name: nothing seeks to its end first."""
-    data = bundle(tmp_path).read_bytes()
-    assert tarfile.open(fileobj=io.BytesIO(data), mode="r|").next().name == "manifest.json"
