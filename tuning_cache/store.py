@@ -176,6 +176,10 @@ class Store:
             self._write(path, code.to_bytes())
         return digest
 
+    def has(self, digest: str) -> bool:
+        """Whether some layer holds a file for that code object; it is checked when it is loaded."""
+        return is_digest(digest) and any(path.is_file() for path in self._paths("objects", digest, ".fko"))
+
     def content(self, digest: str) -> bytes | None:
         """A code object's file, from the first layer where it is whole; None if there is none."""
         for path in self._paths("objects", digest, ".fko") if is_digest(digest) else ():
