@@ -1,8 +1,8 @@
 """`flykernels warmup SHAPES --target gfx950`: compiles the candidates of problems ahead, without their GPU.
 
 The store is the only state: what is in it is not compiled again, so a run that was stopped goes on where it was. All
-problems' likeliest candidates come first, then their second ones, and so on: whenever it stops, what is there is what the
-time was best spent on. Candidates are compiled in processes of their own (templates/gemm/workers.py)."""
+problems' likeliest candidates come first, then their second ones, and so on: whenever it stops, the time was spent on
+what is likely to be wanted. Candidates are compiled in processes of their own (templates/gemm/workers.py)."""
 
 from __future__ import annotations
 
