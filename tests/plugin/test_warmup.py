@@ -10,13 +10,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 from rich.console import Console
-from torch._inductor.utils import run_and_get_code
 
 from inductor_plugin import devices, kernels, requests, settings, warmup
 from inductor_plugin.cli import main
 from inductor_plugin.counters import counters
 from tests.cache.making import code
-from tests.plugin.test_choices import compile_with, ours_ran
+from tests.plugin.conftest import compile_with, ours_ran, run_and_get_code
 from tuning_cache import Store
 from tuning_cache.shapes import Shape
 
