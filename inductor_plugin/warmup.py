@@ -37,6 +37,7 @@ TARGETS = ("x86", "gfx950")
 ELSEWHERE = {"gfx950": {"arch": "gfx950", "product": "AMD Instinct MI350X", "compute_units": 256}}
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 FAILURES_SHOWN = 5
+THREADS_A_JOB = 2
 LINES = 20  # progress lines where there is no terminal
 
 
@@ -167,11 +168,13 @@ class Run:
         """Compiles; hands over once a candidate is done. build(problem, config, target) -> CodeObject, or raises."""
         running: dict[Future, tuple[Problem, Spec]] = {}
         todo = self.todo()
-        with ThreadPoolExecutor(self.jobs) as threads:
+        # More threads than compilers: writing waits for the disk, and meanwhile no compiler should wait for a thread.
+        threads_most = THREADS_A_JOB * self.jobs
+        with ThreadPoolExecutor(threads_most) as threads:
             try:
                 more = True
                 while more or running:
-                    while more and len(running) < self.jobs + 1:  # one waits, so that no process does
+                    while more and len(running) < threads_most:
                         if self.deadline is not None and time.monotonic() >= self.deadline:
                             self.stopped, more = "the time is up", False
                             break
@@ -179,7 +182,7 @@ class Run:
                         if problem is None or spec is None:
                             more = False
                             break
-                        running[threads.submit(build, spec.problem, spec.config, spec.target)] = problem, spec
+                        running[threads.submit(self._compile, build, problem, spec)] = problem, spec
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in done:
                         self._note(*running.pop(future), future)
@@ -196,10 +199,14 @@ class Run:
 
     def _note(self, problem: Problem, spec: Spec, future: Future) -> None:
         try:
-            code: CodeObject = future.result()
+            future.result()
+            self.tally.compiled += 1
         except Exception as e:  # not recorded: it may be this machine's fault, so the next run tries again
             self.failed[f"{problem}: {spec.name}"] = str(e)
-            return
+
+    def _compile(self, build: Any, problem: Problem, spec: Spec) -> None:
+        """In a thread: one candidate, from its specification to the store."""
+        code: CodeObject = build(spec.problem, spec.config, spec.target)
         artefact = self.store.add(code)
 
         def change(entry: Entry) -> Entry:
@@ -209,7 +216,6 @@ class Run:
             return entry.with_timing(replace(here, artefact=artefact))
 
         self.store.update(problem.key, change)
-        self.tally.compiled += 1
 
 
 def run(

@@ -102,14 +102,10 @@ def test_yaml_without_its_package(file, monkeypatch):
         read(file("s.yaml", "[]"))
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["m", "n", "k", "op", "shapes", "x"]), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+names = st.sampled_from(["m", "n", "k", "op", "shapes", "x"])
+row = st.dictionaries(names, scalars | st.lists(scalars, max_size=3), max_size=4)
+json_values = scalars | row | st.lists(row | scalars, max_size=3) | st.dictionaries(names, st.lists(row, max_size=2))
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
