@@ -71,6 +71,12 @@ def _here() -> tuple[dict, ...]:
     """Patterns of this machine's targets. The number of threads is a process's, not the machine's."""
     from . import devices
 
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise click.ClickException(
+            "without torch this machine is not known: say --target arch=...,compute_units=... or --any-target"
+        ) from None
     found = [devices.DEVICES["cpu"].description()]
     found += [d.description() for t in ("sm90a", "gfx950") if (d := devices.here(t)) is not None]
     return tuple({k: v for k, v in target.items() if k != "threads"} for target in found)
@@ -192,7 +198,7 @@ def verify(file: Path | None, patterns: list[dict], any_target: bool, any_versio
         raise _refused(file, e) from None
     m = found.manifest
     click.echo(
-        f"{file}: whole; {m.entries} entries, {m.objects} code objects, {m.bytes} bytes; {_signed(found.signer)}"
+        f"{file}: whole; {m.entries} entries, {m.objects} code objects, {m.total_bytes} bytes; {_signed(found.signer)}"
     )
     for target in m.targets:
         click.echo("for " + ", ".join(f"{k} {v}" for k, v in target.items()))

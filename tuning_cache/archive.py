@@ -12,7 +12,7 @@ import gzip
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -78,7 +78,7 @@ class Writer:
             self._gzip.close()
 
 
-def members(path: Path, limits: Limits) -> Iterator[tuple[str, bytes]]:
+def members(path: Path, limits: Limits) -> Generator[tuple[str, bytes], None, None]:
     """(name, content) of each member in order. BundleError with the reason for anything but what `Writer` writes."""
     try:
         with path.open("rb") as raw:

@@ -180,8 +180,8 @@ def _read(
         if name != MANIFEST:
             raise BundleError(f"a bundle begins with {MANIFEST}, and this with {name!r}")
         manifest = Manifest.from_bytes(data)
-        if manifest.bytes > limits.total:
-            raise BundleError(f"it says that it holds {manifest.bytes} bytes; at most {limits.total} are taken")
+        if manifest.total_bytes > limits.total:
+            raise BundleError(f"it says that it holds {manifest.total_bytes} bytes; at most {limits.total} are taken")
         expected = list(manifest.files)
         name, content = next(found, ("", b""))
         signature = content if name == SIGNATURE else None

@@ -38,7 +38,7 @@ class Manifest:
         return len(self.files) - self.entries
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Of all files together."""
         return sum(size for size, _ in self.files.values())
 

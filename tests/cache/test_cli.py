@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -65,6 +66,13 @@ def test_other_versions_are_refused_unless_stated(cli, tmp_path):
     refused = cli("import", bundle, "--any-target", directory="other")
     assert refused.exit_code == 1 and "it was made by" in refused.output
     assert cli("import", bundle, "--any-target", "--any-versions", directory="other").exit_code == 0
+
+
+def test_without_torch_the_target_is_to_be_said(cli, filled, tmp_path, monkeypatch):
+    cli("export", tmp_path / "b.tar")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "say --target" in cli("import", tmp_path / "b.tar", directory="other").output
+    assert cli("import", tmp_path / "b.tar", "--target", "arch=gfx950", directory="other").exit_code == 0
 
 
 def test_merge(cli, filled, tmp_path):

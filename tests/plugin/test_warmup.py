@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from rich.console import Console
+from torch._inductor.utils import clear_caches
 
 from inductor_plugin import devices, kernels, requests, settings, warmup
 from inductor_plugin.cli import main
@@ -74,19 +75,35 @@ def cli(*args):
     return CliRunner().invoke(main, ["warmup", *args], catch_exceptions=False)
 
 
-def test_after_a_warmup_inductor_compiles_nothing(tmp_path, prefer_ours):
+def travelled(tmp_path, monkeypatch, name):
+    """The cache, exported, and imported where nothing was: what a new process on another machine would have."""
+    run = lambda *args: CliRunner().invoke(main, ["cache", *args], catch_exceptions=False).exit_code
+    bundle = str(tmp_path / f"{name}.tar.gz")
+    assert run("export", bundle) == 0
+    monkeypatch.setenv("FLYKERNELS_CACHE_DIR", str(tmp_path / name))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"inductor {name}"))
+    assert run("import", bundle) == 0
+    clear_caches()
+    torch._dynamo.reset()
+    kernels._built.clear()
+    counters.clear()
+
+
+def test_from_a_bundle_inductor_compiles_nothing_and_with_measurements_measures_nothing(
+    tmp_path, prefer_ours, monkeypatch
+):
     path = shapes_file(tmp_path, {"op": "mm", "m": 5, "n": 24, "k": 40, "dtype": "f32", "layout": "NN"})
     done = cli(path, "--target", "x86", "--jobs", "1")
     assert done.exit_code == 0 and "0 known before, 0 failed" in done.output
     again = cli(path, "--target", "x86", "--jobs", "1")
     assert again.exit_code == 0 and "0 compiled" in again.output
-    settings._store.cache_clear()
-    kernels._built.clear()
-    counters.clear()
     a, b = torch.randn(5, 40), torch.randn(40, 24)
-    out, text = run_and_get_code(compile_with(torch.mm), a, b)
-    assert ours_ran(text) and counters["benchmarks"] > 0 and counters["compiles"] == 0
-    assert torch.allclose(out, a @ b, atol=1e-4)
+    monkeypatch.setattr(kernels, "_build", lambda spec: pytest.fail("compiled"))  # as on a machine without MLIR
+    for name, measured in (("compiled", True), ("measured", False)):
+        travelled(tmp_path, monkeypatch, name)
+        out, text = run_and_get_code(compile_with(torch.mm), a, b)
+        assert ours_ran(text) and torch.allclose(out, a @ b, atol=1e-4)
+        assert counters["compiles"] == 0 and (counters["benchmarks"] > 0) == measured
 
 
 def test_gfx950_without_a_gpu(tmp_path, own_caches):
