@@ -308,7 +308,7 @@ def show(entry: str, as_json: bool) -> None:
     for t in sorted(held.timings.values(), key=rank):
         us = "-" if t.microseconds is None else "failed" if math.isinf(t.microseconds) else f"{t.microseconds:.1f}"
         mark = " (winner)" if t.name == held.winner else ""
-        there = "" if not t.artefact else t.artefact[:12] + ("" if store.content(t.artefact) is not None else " (lost)")
+        there = " ".join(d[:12] + ("" if store.content(d) is not None else " (lost)") for d in t.artefacts)
         table.add_row(t.name + mark, us, there, t.quarantined or "")
     out.print(table)
 

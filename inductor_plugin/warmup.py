@@ -23,6 +23,7 @@ from rich.table import Table
 from flykernels.codeobject import CodeObject
 from flykernels.versions import mlir_version
 from templates.gemm.problem import GemmProblem
+from templates.gemm.workers import BuildFailed, Workers
 from tuning_cache import Entry, Key, Store, Timing
 from tuning_cache.shapes import Shape
 
@@ -102,34 +103,43 @@ def description_of(target: str, product: str | None, compute_units: int | None) 
     return {**found, **{k: v for k, v in given.items() if v is not None}}
 
 
-def candidates_of(problem: Problem) -> list[Spec]:
+def candidates_of(problem: Problem, pool: Workers) -> list[Spec]:
     """Likeliest first. ValueError with the reason where the target's templates do not serve the problem."""
-    device = next(d for d in DEVICES.values() if d.target == problem.target)
-    space = device.candidates(problem.problem)
-    if not space.kept:
-        raise ValueError(space.dropped[0].reason if space.dropped else "no configuration fits")
-    return [Spec(problem.shape.op, problem.target, problem.problem, c.config.key()) for c in space.kept]
+    threads = DEVICES["cpu"].description()["threads"] if problem.target == "x86" else 1
+    kept, dropped = pool.candidates(problem.problem, problem.target, threads)
+    if not kept:
+        raise ValueError(dropped[0] if dropped else "no configuration fits")
+    return [Spec(problem.shape.op, problem.target, problem.problem, config) for config in kept]
 
 
 class Run:
     """One warmup. `tally`, `refused` and `failed` say what became of it; `stopped` why it ended early, if it did."""
 
-    def __init__(self, problems: Sequence[Problem], store: Store, jobs: int, budget: float | None = None):
-        self.problems, self.store, self.jobs = problems, store, jobs
+    def __init__(self, problems: Sequence[Problem], store: Store, pool: Any, budget: float | None = None):
+        self.pool, self.jobs = pool, pool.count
+        self.searchers = ThreadPoolExecutor(self.jobs)
+        self.problems, self.store = problems, store
         self.deadline = None if budget is None else time.monotonic() + budget
         self.tally = Tally()
         self.refused: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self.stopped: str | None = None
         self.found: dict[str, list[Spec]] = {}  # by the key's digest
+        self.searches: dict[str, Future] = {}
 
-    def specs(self, problem: Problem) -> list[Spec]:
-        """The problem's candidates; none, and a reason in `refused`, where it has none."""
+    def specs(self, at: int) -> list[Spec]:
+        """A problem's candidates; none, and a reason in `refused`, where it has none. Those of the next are looked for
+        meanwhile: it takes as long as some compiling."""
+        problem = self.problems[at]
         digest = problem.key.digest
         if digest not in self.found:
+            for ahead in self.problems[at : at + THREADS_A_JOB * self.jobs]:
+                if ahead.key.digest not in self.searches:
+                    search = self.searchers.submit(candidates_of, ahead, self.pool)
+                    self.searches[ahead.key.digest] = search
             try:
-                self.found[digest] = candidates_of(problem)
-            except ValueError as e:
+                self.found[digest] = self.searches.pop(digest).result()
+            except (ValueError, BuildFailed) as e:
                 self.refused[str(problem)] = str(e)
                 self.found[digest] = []
         return self.found[digest]
@@ -140,14 +150,14 @@ class Run:
         timing = entry.timings.get(spec.name) if entry else None
         if timing is None:
             return False
-        return bool(timing.quarantined) or (timing.artefact is not None and self.store.has(timing.artefact))
+        return bool(timing.quarantined) or (timing.artefact is not None and all(map(self.store.has, timing.artefacts)))
 
     def todo(self) -> Iterator[tuple[Problem, Spec]]:
         """What is to be compiled, in the best order."""
         for rank in itertools.count():
             some = False
-            for problem in self.problems:
-                specs = self.specs(problem)
+            for at, problem in enumerate(self.problems):
+                specs = self.specs(at)
                 if rank >= len(specs):
                     continue
                 some = True
@@ -164,8 +174,8 @@ class Run:
         seen = [len(x) for x in self.found.values()]
         return round(sum(seen) + (len(self.problems) - len(seen)) * (sum(seen) / len(seen) if seen else 1))
 
-    def go(self, build: Any) -> Iterator[None]:
-        """Compiles; hands over once a candidate is done. build(problem, config, target) -> CodeObject, or raises."""
+    def go(self) -> Iterator[None]:
+        """Compiles, in the pool; hands over once a candidate is done."""
         running: dict[Future, tuple[Problem, Spec]] = {}
         todo = self.todo()
         # More threads than compilers: writing waits for the disk, and meanwhile no compiler should wait for a thread.
@@ -182,7 +192,7 @@ class Run:
                         if problem is None or spec is None:
                             more = False
                             break
-                        running[threads.submit(self._compile, build, problem, spec)] = problem, spec
+                        running[threads.submit(self._compile, problem, spec)] = problem, spec
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in done:
                         self._note(*running.pop(future), future)
@@ -204,9 +214,9 @@ class Run:
         except Exception as e:  # not recorded: it may be this machine's fault, so the next run tries again
             self.failed[f"{problem}: {spec.name}"] = str(e)
 
-    def _compile(self, build: Any, problem: Problem, spec: Spec) -> None:
+    def _compile(self, problem: Problem, spec: Spec) -> None:
         """In a thread: one candidate, from its specification to the store."""
-        code: CodeObject = build(spec.problem, spec.config, spec.target)
+        code: CodeObject = self.pool.build(spec.problem, spec.config, spec.target)
         artefact = self.store.add(code)
 
         def change(entry: Entry) -> Entry:
@@ -235,14 +245,13 @@ def run(
     described = {t: description_of(t, product, compute_units) for t in targets}
     asked = (problem_of(s, t, described[t]) for s in shapes for t in targets)
     problems = list({p.key.digest: p for p in asked}.values())
-    work = Run(problems, settings.store(), jobs, budget)
-    if dry_run:
-        return _plan(work, described, console)
-    from templates.gemm.workers import Workers
-
     start, cpu = time.monotonic(), _cpu_seconds()
     with Workers(jobs) as pool:
-        _shown(work, work.go(pool.build), console)
+        work = Run(problems, settings.store(), pool, budget)
+        with work.searchers:
+            if dry_run:
+                return _plan(work, described, console)
+            _shown(work, work.go(), console)
     seconds = time.monotonic() - start
     return _summary(work, seconds, _cpu_seconds() - cpu, console)
 
@@ -285,8 +294,8 @@ def _plan(work: Run, described: dict[str, dict], console: Console) -> int:
     for column in ("problem", "candidates", "in the cache", "to compile", "first"):
         table.add_column(column, justify="left" if column in ("problem", "first") else "right", overflow="fold")
     left = 0
-    for problem in work.problems:
-        specs = work.specs(problem)
+    for at, problem in enumerate(work.problems):
+        specs = work.specs(at)
         if not specs:
             continue
         todo = [s for s in specs if not work.known(problem, s)]

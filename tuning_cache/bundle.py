@@ -99,7 +99,7 @@ def export(
         entry = shaped(key)
         if entry is not None and wanted(entry):
             keys[key.digest] = key
-            named |= {t.artefact for t in entry.timings.values() if t.artefact}
+            named.update(digest for t in entry.timings.values() for digest in t.artefacts)
     there = {digest for digest in named if store.content(digest) is not None}
 
     def content(name: str) -> bytes:
@@ -205,8 +205,8 @@ def _read(
                     raise BundleError(f"{name} ({entry.key.op}): {reason}")
                 checked.left_out += reason is not None
                 for t in entry.timings.values():
-                    if t.artefact:
-                        needed[t.artefact] = needed.get(t.artefact, False) or reason is None
+                    for artefact in t.artefacts:
+                        needed[artefact] = needed.get(artefact, False) or reason is None
                 if reason is None:
                     take(name, content, entry)
                 continue

@@ -66,7 +66,7 @@ class Timing:
     name          the candidate's readable name; unique in its entry
     microseconds  median; None: not measured; inf: failed
     config        ours: the configuration (JSON values); others: None
-    artefact      ours: digest of its code object in the store
+    artefact      ours: digest of its code object in the store; of several, joined by "|" and "+"
     quarantined   why it must not win: it failed, or its result was wrong on the inputs described here
     """
 
@@ -75,6 +75,11 @@ class Timing:
     config: dict | None = None
     artefact: str | None = None
     quarantined: str | None = None
+
+    @property
+    def artefacts(self) -> list[str]:
+        """The digests of all its code objects."""
+        return re.split(r"[|+]", self.artefact) if self.artefact else []
 
 
 @dataclass(frozen=True)
@@ -160,5 +165,5 @@ def _wrong(entry: Entry) -> Iterator[str]:
             yield f"the timing {name!r} is not whole"
         if us is not None and (type(us) not in (int, float) or math.isnan(us) or us < 0):
             yield f"{name}: {us!r} microseconds"
-        if t.artefact is not None and not is_digest(t.artefact):
+        if not isinstance(t.artefact, text) or not all(map(is_digest, t.artefacts)):
             yield f"{name}: the artefact {t.artefact!r} is not a SHA-256"

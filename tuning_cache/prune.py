@@ -116,7 +116,7 @@ def _artefacts(path: Path) -> set[str] | None:
     from .entry import NewerFormat
 
     try:
-        return {t.artefact for t in Entry.from_json(path.read_text()).timings.values() if t.artefact}
+        return {d for t in Entry.from_json(path.read_text()).timings.values() for d in t.artefacts}
     except NewerFormat:
         return set()
     except (UnicodeDecodeError, EntryError):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cache.making import MI350, code, files, fill, key
-from tuning_cache import Accept, BundleError, Entry, Limits, Store, Timing, export, import_, join, verify
+from tuning_cache import Accept, BundleError, Entry, Limits, Store, Timing, export, import_, join, prune, verify
 from tuning_cache.archive import END, header
 from tuning_cache.manifest import Manifest, each_once
 
@@ -104,6 +104,17 @@ def test_artefacts_that_are_lost_are_counted(tmp_path):
     next((tmp_path / "source").glob("objects/*/*")).unlink()
     assert export(Store([tmp_path / "source"]), tmp_path / "b.tar").missing == 1
     assert import_(Store([tmp_path / "target"]), tmp_path / "b.tar").missing == 1
+
+
+def test_a_candidate_of_several_code_objects(tmp_path):
+    """As eager operators have: forward, and what the backward pass needs."""
+    store = Store([tmp_path / "source"])
+    one, two, three = (store.add(code(n)) for n in (1, 2, 3))
+    store.update(key(1), lambda e: e.with_timing(Timing("flykernels", 1.0, {}, f"{one}|{two}+{three}")))
+    assert export(store, tmp_path / "b.tar").manifest.objects == 3
+    target = Store([tmp_path / "target"])
+    assert import_(target, tmp_path / "b.tar").objects == 3 and target.load(three) is not None
+    assert prune(target, 10**9).objects == 0 and prune(target, 0).objects == 3
 
 
 def test_an_empty_cache_makes_an_empty_bundle(tmp_path):

@@ -109,10 +109,10 @@ def test_from_a_bundle_inductor_compiles_nothing_and_with_measurements_measures_
 def test_gfx950_without_a_gpu(tmp_path, own_caches):
     path = shapes_file(tmp_path, {"m": 64, "n": 64, "k": 64}, {"m": 64, "n": 64, "k": 64, "dtype": "f32"})
     plan = cli(path, "--target", "gfx950", "--dry-run")
-    assert plan.exit_code == 0 and "nothing was written" in plan.output and "f32" in plan.output
+    assert plan.exit_code == 0 and "nothing was written" in plan.output and "not eligible" in plan.output
     assert not (own_caches / "flykernels").exists()
     done = cli(path, "--target", "gfx950", "--jobs", "1", "--budget", "1s")
-    assert done.exit_code == 0 and "the time is up" in done.output and "not eligible" in done.output
+    assert done.exit_code == 0 and "the time is up" in done.output
     entries = [settings.store().newest(k) for k in settings.store().all_keys()]
     assert len(entries) == 1 and entries[0].key.target == MI350 and entries[0].source == "compiled"
     held = settings.store().load(next(iter(entries[0].timings.values())).artefact)
@@ -121,8 +121,8 @@ def test_gfx950_without_a_gpu(tmp_path, own_caches):
 
 def run(tmp_path, shapes, build, **options):
     problems = [warmup.problem_of(s, "gfx950", MI350) for s in shapes]
-    work = warmup.Run(problems, Store([tmp_path / "store"]), 1, **options)
-    for _ in work.go(build):
+    work = warmup.Run(problems, Store([tmp_path / "store"]), SimpleNamespace(count=1, build=build), **options)
+    for _ in work.go():
         pass
     return work
 
@@ -131,7 +131,7 @@ def run(tmp_path, shapes, build, **options):
 def few(monkeypatch):
     """Three candidates a problem, without the templates' search."""
 
-    def candidates_of(problem):
+    def candidates_of(problem, pool):
         if problem.shape.m == 13:
             raise ValueError("an unlucky number of rows")
         return [kernels.Spec("mm", "gfx950", problem.problem, {"rank": r}) for r in range(3)]
@@ -162,8 +162,8 @@ def test_stopped_and_resumed(tmp_path, few):
     first = run(tmp_path, shapes, build, budget=0.0)
     assert first.stopped == "the time is up" and first.tally.compiled == 0 and built == []
     problems = [warmup.problem_of(s, "gfx950", MI350) for s in shapes]
-    work = warmup.Run(problems, Store([tmp_path / "store"]), 1)
-    steps = work.go(build)
+    work = warmup.Run(problems, Store([tmp_path / "store"]), SimpleNamespace(count=1, build=build))
+    steps = work.go()
     next(steps)
     with pytest.raises(StopIteration):
         steps.throw(KeyboardInterrupt)
@@ -192,7 +192,7 @@ def test_measured_timings_stay(tmp_path, few):
     from tuning_cache import Timing
 
     problem = warmup.problem_of(Shape("mm", 1, 8, 8), "gfx950", MI350)
-    name = warmup.candidates_of(problem)[0].name
+    name = warmup.candidates_of(problem, None)[0].name
     Store([tmp_path / "store"]).update(problem.key, lambda e: e.with_timing(Timing(name, 7.0, {"rank": 0})))
     run(tmp_path, [problem.shape], lambda *_: code(1))
     entry = Store([tmp_path / "store"]).lookup(problem.key)
