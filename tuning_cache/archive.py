@@ -1,6 +1,6 @@
 """A bundle's file, as bytes: a tar of plain files under fixed names, in order, in one form only. Also with gzip.
 
-Tar, because image builders unpack it (`ADD cache.tar /opt/cache` in a Dockerfile): a bundle is a read-only layer of the
+Tar, because image builders unpack it (`ADD cache.tar /cache/` in a Dockerfile): a bundle is a read-only layer of the
 cache as it stands. The writer's form is the reader's rule: whatever is not, byte for byte, what `Writer` writes for the
 same names and contents (links, devices, directories, owners, long names, padding, something after the end) is refused,
 so there is nothing to interpret, and nothing that two readers could understand differently.
