@@ -187,7 +187,7 @@ class CodeObject:
             header["tensor_maps"] = tuple(_tensor_map(t) for t in header.get("tensor_maps", ()))
             binary = data[end + 1 :]
             code = CodeObject(**header, binary=binary)
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise CodeObjectError(f"the header cannot be read: {e}") from e
         if len(binary) != size or hashlib.sha256(binary).hexdigest() != sha256:
             raise CodeObjectError(

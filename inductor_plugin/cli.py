@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import click
 
 from . import __version__
+from .cache_cli import cache
 
 
 class Commands(click.Group):
@@ -29,6 +32,9 @@ class Commands(click.Group):
 @click.version_option(__version__)
 def main() -> None:
     """Kernel templates for TorchInductor: what is chosen and why."""
+
+
+main.add_command(cache)
 
 
 @main.command()
@@ -85,8 +91,30 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     return found
 
 
+def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """Of "90", "90s", "10m" or "2h"."""
+    if value is None:
+        return None
+    unit = {"s": 1, "m": 60, "h": 3600}.get(value[-1:], 0)
+    number = value[:-1] if unit else value
+    if not number.isdecimal() or not 0 < int(number) < 10**7:
+        raise click.BadParameter(f"{value!r} is not a time such as 90s, 10m or 2h")
+    return int(number) * (unit or 1)
+
+
 @main.command()
-@click.option("--eager", is_flag=True, required=True, help="eager operators: rms_norm and topk")
+@click.argument("shapes", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option(
+    "--target", "targets", type=click.Choice(["x86", "gfx950"]), multiple=True, help="of SHAPES; default: x86"
+)
+@click.option("--jobs", type=click.IntRange(1, 1024), help="compilers at a time; default: one a core")
+@click.option("--budget", callback=_seconds, help="such as 10m: begin nothing after that; run it again to go on")
+@click.option("--dry-run", is_flag=True, help="say what would be compiled")
+@click.option("--product", help="a GPU that is not here, as torch names it; default: AMD Instinct MI350X")
+@click.option("--compute-units", type=click.IntRange(1, 4096), help="of that GPU; default: 256")
+@click.option(
+    "--eager", is_flag=True, help="instead of SHAPES, eager operators: rms_norm and topk; what follows is theirs"
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--op", "ops", type=click.Choice(["rms_norm", "topk"]), multiple=True, help="default: both")
 @click.option("--dtype", "dtypes", type=click.Choice(["f32", "bf16", "f16"]), multiple=True, help="default: all three")
@@ -94,13 +122,31 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--width", "widths", callback=_numbers, help="sizes of a row")
 @click.option("--k", "ks", callback=_numbers, help="of topk")
 @click.option("--inference", is_flag=True, help="leave out rms_norm with gradients")
-def warmup(eager: bool, **options) -> None:
-    """Measure eager operators against ATen's ahead, so that the cache knows which calls are ours.
+def warmup(
+    shapes: Path | None, targets: tuple[str, ...], jobs: int | None, budget: float | None, dry_run: bool,
+    product: str | None, compute_units: int | None, eager: bool, **options,
+) -> None:  # fmt: skip
+    """Fill the cache ahead: compile every candidate of the matrix products in SHAPES (.yaml, .json or .csv), for GPUs
+    that are not here too; or, with --eager, measure eager operators against ATen's.
 
-    What the cache knows already is not measured again: a run that was stopped goes on where it was."""
-    from . import eager_warmup
+    What the cache knows already is not done again: a run that was stopped goes on where it was."""
+    if eager == (shapes is not None):
+        raise click.UsageError("name a file of shapes, or --eager: one of them")
+    if eager:
+        from . import eager_warmup
 
-    sys.exit(eager_warmup.run(**options))
+        sys.exit(eager_warmup.run(**options))
+    assert shapes is not None
+    from tuning_cache.shapes import ShapesError, read
+
+    try:
+        asked = read(shapes)
+    except ShapesError as e:
+        raise click.ClickException(f"{e}. Nothing was compiled.") from None
+    from . import warmup as ahead
+
+    jobs = jobs or len(os.sched_getaffinity(0))
+    sys.exit(ahead.run(asked, targets or ("x86",), jobs, budget, dry_run, product, compute_units))
 
 
 if __name__ == "__main__":

@@ -94,12 +94,7 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
         """Median time of a call in milliseconds, with INERTIA added; inf if it failed or was wrong. Never raises."""
         store = settings.store()
         try:
-            with store.lock(self.key):  # another process may be measuring the same: wait, then take what it found
-                entry = store.lookup(self.key)
-                known = entry.timings.get(self.spec.name) if entry and not entry.winner else None
-                if known is None or known.microseconds is None:
-                    known = self._measured(*tensors, out=out)
-                    store.update(self.key, lambda e: e.with_timing(known))
+            known = store.timed(self.key, self.spec.name, lambda: self._measured(*tensors, out=out))
             if known.microseconds is None:
                 return math.inf
             return known.microseconds / 1e3 * (1 + INERTIA)

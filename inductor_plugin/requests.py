@@ -6,7 +6,6 @@ Nothing here needs a device or a compiler.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +17,8 @@ from tuning_cache import Key
 from . import private, scaled
 from .devices import device_for
 from .fingerprint import versions
+from .strides import alignments, number, unit_stride
 
-WIDEST = 16  # bytes of a lane's widest access, on every GPU there are templates for
 SUPPORTED_TYPES = ("f32", "bf16", "f16")
 
 
@@ -80,24 +79,6 @@ class Request:
         template = "scaled_gemm" if self.op == scaled.OP else "gemm"
         description = device_for(self.layout.device).description(self.layout.device)
         return Key(self.op, problem, description, versions(template))
-
-
-def number(expr: Any) -> int | None:
-    """An int that Inductor knows, or None."""
-    try:
-        return int(expr)
-    except (TypeError, ValueError):
-        return None
-
-
-def unit_stride(size: Sequence[Any], stride: Sequence[Any]) -> str:
-    """ "row", "col" or "any" for a matrix: where neighbours lie. An axis of one element fits everything."""
-    rows, columns = (number(s) for s in stride)
-    if columns == 1 or number(size[1]) == 1:
-        return "row"
-    if rows == 1 or number(size[0]) == 1:
-        return "col"
-    return "any"
 
 
 @functools.cache
@@ -179,20 +160,6 @@ def from_nodes(
     nodes = tuple(x for x in (a, b, bias, residual) if x is not None)
     named = lambda value: "symbolic" if value is None else value
     return Request(op, problem, named(m_), named(batch), nodes, layout, constant)
-
-
-def alignments(a: Any, b: Any, rest: Sequence[Any]) -> dict[str, int]:
-    """align_a, align_b and align_c (of all of `rest`) from layouts' strides and offsets; a GPU's wide loads need them,
-    run-time guards check them. A symbolic stride promises no more than whole elements."""
-    return {"align_a": _alignment(a), "align_b": _alignment(b), "align_c": min(map(_alignment, rest))}
-
-
-def _alignment(held: Any) -> int:
-    size = held.dtype.itemsize
-    steps = [number(s) for s, n in zip(held.stride, held.size, strict=True) if number(n) != 1]
-    strides = [s for s in (*steps, number(held.offset)) if s != 1]
-    common = 0 if None not in strides else 1
-    return math.gcd(WIDEST, *(s * size for s in strides if s is not None), *((size,) if common else ()))
 
 
 def bias_kind(bias: Any, n: int, skip: int) -> str:

@@ -1,6 +1,7 @@
 """What a user may set, each once, from the environment.
 
 FLYKERNELS_CACHE_DIR  where winners and code objects are kept (several, separated by os.pathsep: the first is written)
+FLYKERNELS_CACHE_MAX_SIZE  what the first of them may hold, such as 2GiB: beyond it, what was used longest ago goes
 FLYKERNELS_MODE       tune           (default) compile and measure what the cache does not know
                       pinned         the cache decides; what it does not know is served by ATen, nothing is measured
                       pinned-strict  the same, but what it does not know is an error
@@ -14,7 +15,7 @@ import functools
 import logging
 import os
 
-from tuning_cache import Store
+from tuning_cache import Store, size_in_bytes
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +52,16 @@ def eager_devices() -> tuple[str, ...]:
 
 
 @functools.cache
-def _store(_directories: str | None) -> Store:
-    return Store()
+def _store(_directories: str | None, max_size: str | None) -> Store:
+    most = None
+    if max_size:
+        try:
+            most = size_in_bytes(max_size)
+        except ValueError as e:
+            log.warning("FLYKERNELS_CACHE_MAX_SIZE: %s; taken as no limit", e)
+    return Store(max_bytes=most)
 
 
 def store() -> Store:
     """This process's cache."""
-    return _store(os.environ.get("FLYKERNELS_CACHE_DIR"))
+    return _store(os.environ.get("FLYKERNELS_CACHE_DIR"), os.environ.get("FLYKERNELS_CACHE_MAX_SIZE"))

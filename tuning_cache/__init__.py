@@ -1,16 +1,37 @@
 """What won, where its code object is, and how it travels."""
 
-from .entry import FAILED, Entry, EntryError, Key, NewerFormat, Timing
+from .archive import BundleError, Limits
+from .bundle import Checked, Exported, Imported, export, import_, join, verify
+from .entry import FAILED, Entry, EntryError, Key, NewerFormat, Timing, canonical
+from .manifest import Accept, Manifest
+from .merge import merge
+from .prune import Pruned, prune, size_in_bytes
 from .store import LOCK_SECONDS, Store, default_directories
 
 __all__ = [
     "FAILED",
     "LOCK_SECONDS",
+    "Accept",
+    "BundleError",
+    "Checked",
     "Entry",
     "EntryError",
+    "Exported",
+    "Imported",
     "Key",
+    "Limits",
+    "Manifest",
     "NewerFormat",
+    "Pruned",
     "Store",
     "Timing",
+    "canonical",
     "default_directories",
+    "export",
+    "import_",
+    "join",
+    "merge",
+    "prune",
+    "size_in_bytes",
+    "verify",
 ]

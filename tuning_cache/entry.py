@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 FORMAT = 1
 FAILED = float("inf")
+SOURCES = ("measured", "compiled")
 
 
 class EntryError(ValueError):
@@ -62,7 +66,7 @@ class Timing:
     name          the candidate's readable name; unique in its entry
     microseconds  median; None: not measured; inf: failed
     config        ours: the configuration (JSON values); others: None
-    artefact      ours: digest of its code object in the store
+    artefact      ours: digest of its code object in the store; of several, joined by "|" and "+"
     quarantined   why it must not win: it failed, or its result was wrong on the inputs described here
     """
 
@@ -71,6 +75,11 @@ class Timing:
     config: dict | None = None
     artefact: str | None = None
     quarantined: str | None = None
+
+    @property
+    def artefacts(self) -> list[str]:
+        """The digests of all its code objects."""
+        return re.split(r"[|+]", self.artefact) if self.artefact else []
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,8 @@ class Entry:
         """Reads what `to_json` wrote. NewerFormat or EntryError if it is anything else."""
         try:
             file = json.loads(text)
+            if type(file["format"]) is not int or file["format"] < 1:
+                raise EntryError(f"format {file['format']!r} is not a number of a format")
             if file["format"] > FORMAT:
                 raise NewerFormat(f"format {file['format']}; this version reads up to {FORMAT}")
             body = file["entry"]
@@ -117,8 +128,42 @@ class Entry:
                 if t["microseconds"] == "failed":
                     t["microseconds"] = FAILED
             timings = {name: Timing(**t) for name, t in body["timings"].items()}
-            return Entry(Key(**body["key"]), body["winner"], timings, body["source"])
+            entry = Entry(Key(**body["key"]), body["winner"], timings, body["source"])
         except EntryError:
             raise
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise EntryError(f"not an entry: {e}") from e
+        wrong = next(_wrong(entry), None)
+        if wrong:
+            raise EntryError(f"not an entry: {wrong}")
+        return entry
+
+
+DIGEST = re.compile(r"[0-9a-f]{64}")  # SHA-256 in hex; full matches only: it becomes a part of a path
+
+
+def is_digest(text: object) -> bool:
+    """Whether it is a SHA-256 in hex, and nothing else."""
+    return isinstance(text, str) and DIGEST.fullmatch(text) is not None
+
+
+def _wrong(entry: Entry) -> Iterator[str]:
+    """What is not of its type or range: a digest says who wrote a file whole, not that it was written in good faith."""
+    key, text = entry.key, (str, type(None))
+    if not isinstance(key.op, str):
+        yield f"op is {key.op!r}"
+    for name in ("problem", "target", "versions"):
+        if not isinstance(getattr(key, name), dict):
+            yield f"{name} is {getattr(key, name)!r}, not an object"
+    if not isinstance(entry.winner, text):
+        yield f"winner is {entry.winner!r}"
+    if entry.source not in SOURCES:
+        yield f"source is {entry.source!r}, not one of {', '.join(SOURCES)}"
+    for name, t in entry.timings.items():
+        us = t.microseconds
+        if t.name != name or not isinstance(t.quarantined, text) or not isinstance(t.config, (dict, type(None))):
+            yield f"the timing {name!r} is not whole"
+        if us is not None and (type(us) not in (int, float) or math.isnan(us) or us < 0):
+            yield f"{name}: {us!r} microseconds"
+        if not isinstance(t.artefact, text) or not all(map(is_digest, t.artefacts)):
+            yield f"{name}: the artefact {t.artefact!r} is not a SHA-256"

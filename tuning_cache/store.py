@@ -2,8 +2,9 @@
 
     DIR/entries/ab/<digest of key>.json     DIR/objects/ab/<digest of content>.fko     DIR/locks/<digest of key>.lock
 
-Several directories may be given; the first is written to, all are read in order. A directory that cannot be written
-costs one warning: the process goes on with what it has in memory.
+Several directories may be given, as layers: the first is written to, all are read in order, and an entry that has a
+winner hides one that has none, wherever they lie. A directory that cannot be written costs one warning: the process
+goes on with what it has in memory. A file's time of change says when it was used last (to the hour): see `prune.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,11 +23,13 @@ import filelock
 
 from flykernels.codeobject import CodeObject, CodeObjectError
 
-from .entry import Entry, EntryError, Key, NewerFormat, canonical
+from .entry import Entry, EntryError, Key, NewerFormat, Timing, canonical, is_digest
 
 log = logging.getLogger(__name__)
 
 LOCK_SECONDS = 300.0  # how long to wait for another process that tunes the same key before tuning as well
+USED_SECONDS = 3600.0  # how exactly the time of last use is kept
+CHECKS = 16  # how often the size is looked at while as much is written as the limit allows
 
 
 def default_directories() -> list[Path]:
@@ -42,14 +46,18 @@ class Store:
 
     No method raises for a damaged, missing, unreadable or unwritable file: reading skips it, writing keeps the value in
     memory; either is logged once a file and reason.
+
+    max_bytes  what the first directory may hold: beyond it, what was used longest ago is removed (None: no limit)
     """
 
-    def __init__(self, directories: Sequence[str | os.PathLike] | None = None):
+    def __init__(self, directories: Sequence[str | os.PathLike] | None = None, max_bytes: int | None = None):
         self.directories = [Path(d) for d in directories] if directories is not None else default_directories()
         self._entries: dict[str, Entry] = {}
         self._objects: dict[str, CodeObject] = {}
         self._mutex = threading.RLock()
         self._said: set[str] = set()
+        self.max_bytes = max_bytes
+        self._unchecked = max_bytes or 0  # bytes written since the size was looked at; at first: look at once
 
     # -- entries
     def lookup(self, key: Key) -> Entry | None:
@@ -59,28 +67,68 @@ class Store:
         return known if known is not None and key.agrees(known.key) else self._read(key)
 
     def _read(self, key: Key) -> Entry | None:
+        """What the files say, which this process then remembers."""
+        found, path = self._find(key)
+        if found is not None and path is not None:
+            self._used(path)
+            with self._mutex:
+                self._entries[key.digest] = found
+        return found
+
+    def _find(self, key: Key, any_compiler: bool = False) -> tuple[Entry | None, Path | None]:
+        """The first layer's entry that has a winner, else the first there is; and its file."""
+        found: tuple[Entry | None, Path | None] = None, None
         for path in self._paths("entries", key.digest, ".json"):
-            try:
-                entry = Entry.from_json(path.read_text())
-            except FileNotFoundError:
+            entry = self.read(path)
+            if entry is None:
                 continue
-            except NewerFormat as e:
-                self._say(logging.INFO, f"{path}: left alone: {e}")
-                continue
-            except (OSError, UnicodeDecodeError, EntryError) as e:
-                self._say(logging.WARNING, f"{path}: skipped: {e}")
-                continue
-            if entry.key.digest != key.digest or not key.agrees(entry.key):
+            if entry.key.digest != key.digest or not (any_compiler or key.agrees(entry.key)):
                 self._say(logging.INFO, f"{path}: skipped: it was made for {entry.key.versions}, not {key.versions}")
                 continue
-            with self._mutex:
-                self._entries[key.digest] = entry
-            return entry
+            if entry.winner:
+                return entry, path
+            found = found if found[0] is not None else (entry, path)
+        return found
+
+    def read(self, path: Path) -> Entry | None:
+        """One file's entry; None where there is none, or none that can be read."""
+        try:
+            return Entry.from_json(path.read_text())
+        except FileNotFoundError:
+            return None
+        except NewerFormat as e:
+            self._say(logging.INFO, f"{path}: left alone: {e}")
+        except (OSError, UnicodeDecodeError, EntryError) as e:
+            self._say(logging.WARNING, f"{path}: skipped: {e}")
         return None
 
-    def update(self, key: Key, change: Callable[[Entry], Entry]) -> Entry:
+    def newest(self, key: Key, any_compiler: bool = False) -> Entry | None:
+        """What the files say of a key now, passing over what this process remembers, and not counted as a use.
+
+        any_compiler: also an entry that another compiler's artefacts are in"""
+        return self._find(key, any_compiler)[0]
+
+    def forget(self, key: Key) -> None:
+        """Makes the next look-up read the files."""
+        with self._mutex:
+            self._entries.pop(key.digest, None)
+
+    def timed(self, key: Key, name: str, measure: Callable[[], Timing], seconds: float = LOCK_SECONDS) -> Timing:
+        """The candidate's timing: what another process found, or what `measure()` returns, which is then published.
+
+        One process measures, others wait (`seconds` at most, then they measure as well) and take what it found; when it
+        dies, the next one measures."""
+        with self.lock(key, seconds):
+            entry = self._read(key) or self._memory(key)
+            known = entry.timings.get(name) if entry else None
+            if known is None or known.microseconds is None:
+                known = measure()
+                self.update(key, lambda e: e.with_timing(known), seconds)
+        return known
+
+    def update(self, key: Key, change: Callable[[Entry], Entry], seconds: float = LOCK_SECONDS) -> Entry:
         """Apply `change` to the newest entry for `key` (an empty one if there is none) and publish the result."""
-        with self.lock(key):
+        with self.lock(key, seconds):
             entry = change(self._read(key) or self._memory(key) or Entry(key))
             with self._mutex:
                 self._entries[key.digest] = entry
@@ -95,13 +143,27 @@ class Store:
     def content_digest(self) -> str:
         """SHA-256 over the addresses and winners of all readable entries, in hex: what a pinned cache decides."""
         seen: dict[str, str | None] = {}
-        for directory in self.directories:
-            for path in sorted(directory.glob("entries/*/*.json")):
-                try:
-                    seen.setdefault(path.stem, Entry.from_json(path.read_text()).winner)
-                except (OSError, UnicodeDecodeError, EntryError):
-                    continue
+        for path in self.entry_files():
+            try:
+                winner = Entry.from_json(path.read_text()).winner
+            except (OSError, UnicodeDecodeError, EntryError):
+                continue
+            seen[path.stem] = seen.get(path.stem) or winner
         return hashlib.sha256(canonical(seen).encode()).hexdigest()
+
+    def entry_files(self) -> Iterator[Path]:
+        """All entries' files, layer by layer."""
+        for directory in self.directories:
+            yield from sorted(directory.glob("entries/*/*.json"))
+
+    def all_keys(self) -> Iterator[Key]:
+        """The keys of all readable entries of all layers, each once."""
+        seen = set()
+        for path in self.entry_files():
+            entry = self.read(path) if path.stem not in seen else None
+            if entry is not None and entry.key.digest == path.stem:
+                seen.add(path.stem)
+                yield entry.key
 
     # -- code objects
     def add(self, code: CodeObject) -> str:
@@ -114,11 +176,28 @@ class Store:
             self._write(path, code.to_bytes())
         return digest
 
+    def has(self, digest: str) -> bool:
+        """Whether some layer holds a file for that code object; it is checked when it is loaded."""
+        return is_digest(digest) and any(path.is_file() for path in self._paths("objects", digest, ".fko"))
+
+    def content(self, digest: str) -> bytes | None:
+        """A code object's file, from the first layer where it is whole; None if there is none."""
+        for path in self._paths("objects", digest, ".fko") if is_digest(digest) else ():
+            try:
+                data = path.read_bytes()
+            except OSError:
+                continue
+            if hashlib.sha256(data).hexdigest() == digest:
+                return data
+        return None
+
     def load(self, digest: str) -> CodeObject | None:
         """The code object of that digest, or None. Its content is checked against the digest."""
         with self._mutex:
             if digest in self._objects:
                 return self._objects[digest]
+        if not is_digest(digest):
+            return None
         for path in self._paths("objects", digest, ".fko"):
             try:
                 code = CodeObject.load(path)
@@ -129,6 +208,7 @@ class Store:
             except (OSError, CodeObjectError) as e:
                 self._say(logging.WARNING, f"{path}: skipped: {e}")
                 continue
+            self._used(path)
             with self._mutex:
                 self._objects[digest] = code
             return code
@@ -145,12 +225,12 @@ class Store:
         held = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            held = filelock.FileLock(path, timeout=seconds, is_singleton=True)
-            held.acquire()
+            held = filelock.FileLock(path, is_singleton=True)  # one a path: that makes it re-entrant
+            held.acquire(timeout=seconds)
         except filelock.Timeout:
             held = None
             self._say(logging.WARNING, f"{path}: another process has held it for {seconds:.0f} s; going on without")
-        except OSError as e:
+        except (OSError, NotImplementedError) as e:  # the latter: a file system without flock
             held = None
             self._say(logging.WARNING, f"{path}: cannot lock: {e}")
         try:
@@ -162,6 +242,12 @@ class Store:
     # -- files
     def _paths(self, kind: str, digest: str, suffix: str) -> list[Path]:
         return [d / kind / digest[:2] / (digest + suffix) for d in self.directories]
+
+    def _used(self, path: Path) -> None:
+        """Notes in the file's time of change that it is in use; not where it lies in a layer that is only read."""
+        with contextlib.suppress(OSError, ValueError):
+            if path.is_relative_to(self.directories[0]) and path.stat().st_mtime < time.time() - USED_SECONDS:
+                os.utime(path)
 
     def _write(self, path: Path, data: bytes) -> None:
         try:
@@ -179,6 +265,20 @@ class Store:
                 raise
         except OSError as e:
             self._say(logging.WARNING, f"{path.parent}: cannot be written ({e.strerror}); kept in memory only")
+        self._watch_size(len(data))
+
+    def _watch_size(self, written: int) -> None:
+        """Prunes once enough has been written since it was looked at last."""
+        if self.max_bytes is None:
+            return
+        with self._mutex:
+            self._unchecked += written
+            if self._unchecked < self.max_bytes / CHECKS:
+                return
+            self._unchecked = 0
+        from .prune import prune
+
+        prune(self, self.max_bytes)
 
     def _say(self, level: int, message: str) -> None:
         with self._mutex:

@@ -41,21 +41,31 @@ class Workers:
 
     def build(self, problem: GemmProblem, config: dict, target: str) -> CodeObject:
         """One kernel, in a process; waits while all are busy. BuildFailed with what went wrong."""
+        asked = {"problem": problem.key(), "config": config, "target": target}
+        return CodeObject.from_bytes(self._answer(asked, f"built {config} for {target}"))
+
+    def candidates(self, problem: GemmProblem, target: str, threads: int = 1) -> tuple[list[dict], list[str]]:
+        """The configurations' key()s that `space.candidates` keeps, and why it drops the others, likewise."""
+        asked = {"problem": problem.key(), "target": target, "threads": threads}
+        kept, dropped = json.loads(self._answer(asked, f"searched configurations for {target}"))
+        return kept, dropped
+
+    def _answer(self, asked: dict, what: str) -> bytes:
         worker = self._idle.get()
         try:
             worker = worker if worker is not None and worker.poll() is None else self._start()
-            answer, kind = self._ask(worker, {"problem": problem.key(), "config": config, "target": target})
+            answer, kind = self._ask(worker, asked)
         except (OSError, ValueError) as e:
             if worker is not None:
                 worker.kill()
                 worker.wait()
             worker = None
-            raise BuildFailed(f"the process that built {config} for {target} ended: {e}") from e
+            raise BuildFailed(f"the process that {what} ended: {e}") from e
         finally:
             self._idle.put(worker)
         if kind == "error":
             raise BuildFailed(answer.decode())
-        return CodeObject.from_bytes(answer)
+        return answer
 
     def build_all(self, problem: GemmProblem, configs: Sequence, target: str) -> list[CodeObject | BuildFailed]:
         """All configurations (dataclasses with key()), as many at a time as there are processes, in order."""
@@ -113,15 +123,23 @@ class Workers:
 
 def serve() -> None:
     """The worker: questions on standard input, answers on standard output, until the input ends."""
+    from flykernels import targets
+
     from .build import build_from_json
+    from .space import candidates
 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not mix with answers
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         try:
-            code = build_from_json(GemmProblem(**asked["problem"]), asked["config"], asked["target"])
-            kind, answer = b"code", code.to_bytes()
+            problem = GemmProblem(**asked["problem"])
+            if "config" in asked:
+                kind, answer = b"code", build_from_json(problem, asked["config"], asked["target"]).to_bytes()
+            else:
+                space = candidates(problem, getattr(targets, asked["target"]), asked["threads"])
+                found = [c.config.key() for c in space.kept], [d.reason for d in space.dropped]
+                kind, answer = b"space", json.dumps(found).encode()
         except Exception as e:
             kind, answer = b"error", f"{type(e).__name__}: {e}".encode()
         answers.write(b"%s %d\n" % (kind, len(answer)) + answer)

@@ -1,0 +1,113 @@
+"""`flykernels cache`: what a person types, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from inductor_plugin.cli import main
+from inductor_plugin.fingerprint import versions
+from tests.cache.making import MI350, files, fill
+from tuning_cache import Store
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch):
+    def run(*args, directory="cache"):
+        monkeypatch.setenv("FLYKERNELS_CACHE_DIR", str(tmp_path / directory))
+        return CliRunner().invoke(main, ["cache", *map(str, args)], catch_exceptions=False)
+
+    return run
+
+
+@pytest.fixture
+def filled(tmp_path):
+    return fill(Store([tmp_path / "cache"]), 3, **versions())
+
+
+def test_list_and_show(cli, filled, tmp_path):
+    listed = cli("list")
+    assert listed.exit_code == 0 and listed.output.count("flykernels t=1") == 3 and "N=2 K=3" in listed.output
+    lines = [json.loads(line) for line in cli("list", "--json", "--op", "mm").output.splitlines()]
+    assert {x["microseconds"] for x in lines} == {11, 12, 13} and {x["source"] for x in lines} == {"measured"}
+    shown = cli("show", filled[0].key.digest[:12]).output
+    assert "t=1 (winner)" in shown and "ValueError: no" in shown and "(lost)" not in shown
+    assert json.loads(cli("show", filled[0].key.digest, "--json").output)["entry"]["winner"] == "flykernels t=1"
+    assert cli("show", "zz").exit_code == 1 and "0 entries begin with" in cli("show", "zz").output
+    assert "empty" in cli("list", directory="other").output
+
+
+def test_export_verify_import(cli, filled, tmp_path):
+    bundle = tmp_path / "b.tar.gz"
+    assert "3 entries, 3 code objects" in cli("export", bundle).output
+    told = cli("verify", bundle).output
+    assert "whole; 3 entries" in told and "compute_units 256" in told and "not signed" in told
+    refused = cli("import", bundle, directory="other")
+    assert (
+        refused.exit_code == 1 and "it is for arch gfx950" in refused.output and "Nothing was written" in refused.output
+    )
+    assert not files(tmp_path / "other")
+    target = "arch=gfx950,compute_units=256"
+    assert cli("import", bundle, "--target", "arch=gfx950,compute_units=304", directory="other").exit_code == 1
+    done = cli("import", bundle, "--target", target, directory="other")
+    assert done.exit_code == 0 and "3 entries added" in done.output
+    assert files(tmp_path / "other") == files(tmp_path / "cache")
+    assert "0 entries, 0 code objects" in cli("export", tmp_path / "c.tar", "--target", "arch=sm_90").output
+    assert cli("import", bundle, "--target", "gfx950").exit_code == 2
+
+
+def test_other_versions_are_refused_unless_stated(cli, tmp_path):
+    fill(Store([tmp_path / "cache"]), 1)
+    bundle = tmp_path / "b.tar"
+    cli("export", bundle)
+    refused = cli("import", bundle, "--any-target", directory="other")
+    assert refused.exit_code == 1 and "it was made by" in refused.output
+    assert cli("import", bundle, "--any-target", "--any-versions", directory="other").exit_code == 0
+
+
+def test_without_torch_the_target_is_to_be_said(cli, filled, tmp_path, monkeypatch):
+    cli("export", tmp_path / "b.tar")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "say --target" in cli("import", tmp_path / "b.tar", directory="other").output
+    assert cli("import", tmp_path / "b.tar", "--target", "arch=gfx950", directory="other").exit_code == 0
+
+
+def test_merge(cli, filled, tmp_path):
+    one, two = tmp_path / "one.tar", tmp_path / "two.tar"
+    cli("export", one)
+    fill(Store([tmp_path / "cache2"]), 5, measured=False, **versions())
+    cli("export", two, directory="cache2")
+    merged = cli("merge", two, one, "-o", tmp_path / "both.tar")
+    assert merged.exit_code == 0 and "5 entries" in merged.output
+    cli("import", tmp_path / "both.tar", "--any-target", directory="other")
+    lines = [json.loads(line) for line in cli("list", "--json", directory="other").output.splitlines()]
+    assert sorted(x["source"] for x in lines) == ["compiled"] * 2 + ["measured"] * 3
+    damaged = tmp_path / "damaged.tar"
+    damaged.write_bytes(one.read_bytes()[:-600])
+    assert cli("merge", one, damaged, "-o", tmp_path / "x.tar").exit_code == 1 and not (tmp_path / "x.tar").exists()
+
+
+def test_verify_and_prune_a_cache(cli, filled, tmp_path):
+    assert cli("verify").exit_code == 0
+    path = next((tmp_path / "cache").glob("objects/*/*"))
+    path.write_bytes(path.read_bytes()[:-1])
+    entry = next((tmp_path / "cache").glob("entries/*/*"))
+    entry.write_text("{")
+    told = cli("verify")
+    assert told.exit_code == 1 and "2 damaged" in told.output
+    before = files(tmp_path / "cache")
+    assert "would remove 2 entries" in cli("prune", "--max-size", "0", "--dry-run").output
+    assert files(tmp_path / "cache") == before
+    assert "1 damaged" in cli("prune").output
+    assert "removed 2 entries" in cli("prune", "--max-size", "0B").output
+    assert not list((tmp_path / "cache").glob("entries/*/*"))
+    assert cli("prune", "--max-size", "many").exit_code == 2 and cli("prune", "--unused", "3").exit_code == 2
+
+
+def test_the_target_of_the_tests_is_that_of_the_chip():
+    from flykernels.targets import gfx950
+
+    assert MI350["compute_units"] == gfx950.limits.compute_units

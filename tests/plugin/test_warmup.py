@@ -1,0 +1,210 @@
+"""`flykernels warmup SHAPES`: its keys are those that Inductor asks for; it stops, goes on, writes what is whole."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner
+from rich.console import Console
+from torch._inductor.utils import clear_caches
+
+from inductor_plugin import devices, kernels, requests, settings, warmup
+from inductor_plugin.cli import main
+from inductor_plugin.counters import counters
+from tests.cache.making import code
+from tests.plugin.conftest import compile_with, ours_ran, run_and_get_code
+from tuning_cache import Store
+from tuning_cache.shapes import Shape
+
+MI350 = warmup.ELSEWHERE["gfx950"]
+SHAPES = [
+    Shape("mm", 8, 64, 32, bias="none"), Shape("mm", 1, 63, 130, layout="TN", bias="none"),
+    Shape("mm", 7, 1, 5, layout="TT", bias="none"), Shape("mm", 12, 24, 20, dtype="f16", layout="NN", bias="none"),
+    Shape("addmm", 9, 40, 12, bias="row"), Shape("addmm", 9, 40, 12, bias="full"),
+    Shape("bmm", 6, 10, 14, batch=3, layout="NT", bias="none"), Shape("bmm", 1, 8, 8, batch=1, bias="none"),
+    Shape("baddbmm", 5, 9, 20, batch=2, layout="TN", bias="row"),
+]  # fmt: skip
+
+
+def node(size, letter, device, dtype):
+    tensor = torch.empty(size, dtype=dtype)
+    tensor = tensor if letter == "N" else tensor.mT.contiguous().mT
+    size, stride = list(tensor.shape), list(tensor.stride())
+    layout = SimpleNamespace(size=size, stride=stride, offset=0, dtype=dtype, device=device)
+    return SimpleNamespace(
+        get_dtype=lambda: dtype, get_size=lambda: size, get_stride=lambda: stride, get_layout=lambda: layout
+    )
+
+
+def asked(shape: Shape, device: torch.device):
+    """The key of what Inductor would ask for: real strides, read by requests.py."""
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[shape.dtype]
+    lead = (shape.batch,) if shape.op in ("bmm", "baddbmm") else ()
+    make = lambda rows, columns, letter: node((*lead, rows, columns), letter, device, dtype)
+    a, b = make(shape.m, shape.k, shape.layout[0]), make(shape.k, shape.n, shape.layout[1])
+    c = make(shape.m, shape.n, "N")
+    bias = {"none": None, "row": node((shape.n,), "N", device, dtype), "full": c}[shape.bias]
+    return requests.from_nodes(shape.op, a, b, bias, c.get_layout(), batched=bool(lead)).key
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_keys_are_those_that_inductor_asks_for(shape, monkeypatch):
+    assert warmup.problem_of(shape, "x86", devices.DEVICES["cpu"].description()).key == asked(
+        shape, torch.device("cpu")
+    )
+    found = SimpleNamespace(
+        gcnArchName="gfx950:sramecc+:xnack-", name="AMD Instinct MI350X", multi_processor_count=256, major=9, minor=5
+    )
+    monkeypatch.setattr(torch.version, "hip", "7.0", raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: found)
+    assert warmup.problem_of(shape, "gfx950", MI350).key == asked(shape, torch.device("cuda", 0))
+
+
+def shapes_file(tmp_path, *shapes):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps(shapes))
+    return str(path)
+
+
+def cli(*args):
+    return CliRunner().invoke(main, ["warmup", *args], catch_exceptions=False)
+
+
+def travelled(tmp_path, monkeypatch, name):
+    """The cache, exported, and imported where nothing was: what a new process on another machine would have."""
+    run = lambda *args: CliRunner().invoke(main, ["cache", *args], catch_exceptions=False).exit_code
+    bundle = str(tmp_path / f"{name}.tar.gz")
+    assert run("export", bundle) == 0
+    monkeypatch.setenv("FLYKERNELS_CACHE_DIR", str(tmp_path / name))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"inductor {name}"))
+    assert run("import", bundle) == 0
+    clear_caches()
+    torch._dynamo.reset()
+    kernels._built.clear()
+    counters.clear()
+
+
+def test_from_a_bundle_inductor_compiles_nothing_and_with_measurements_measures_nothing(
+    tmp_path, prefer_ours, monkeypatch
+):
+    path = shapes_file(tmp_path, {"op": "mm", "m": 5, "n": 24, "k": 40, "dtype": "f32", "layout": "NN"})
+    done = cli(path, "--target", "x86", "--jobs", "1")
+    assert done.exit_code == 0 and "0 known before, 0 failed" in done.output
+    again = cli(path, "--target", "x86", "--jobs", "1")
+    assert again.exit_code == 0 and "0 compiled" in again.output
+    a, b = torch.randn(5, 40), torch.randn(40, 24)
+    monkeypatch.setattr(kernels, "_build", lambda spec: pytest.fail("compiled"))  # as on a machine without MLIR
+    for name, measured in (("compiled", True), ("measured", False)):
+        travelled(tmp_path, monkeypatch, name)
+        out, text = run_and_get_code(compile_with(torch.mm), a, b)
+        assert ours_ran(text) and torch.allclose(out, a @ b, atol=1e-4)
+        assert counters["compiles"] == 0 and (counters["benchmarks"] > 0) == measured
+
+
+def test_gfx950_without_a_gpu(tmp_path, own_caches):
+    path = shapes_file(tmp_path, {"m": 64, "n": 64, "k": 64}, {"m": 64, "n": 64, "k": 64, "dtype": "f32"})
+    plan = cli(path, "--target", "gfx950", "--dry-run")
+    assert plan.exit_code == 0 and "nothing was written" in plan.output and "not eligible" in plan.output
+    assert not (own_caches / "flykernels").exists()
+    done = cli(path, "--target", "gfx950", "--jobs", "1", "--budget", "1s")
+    assert done.exit_code == 0 and "the time is up" in done.output
+    entries = [settings.store().newest(k) for k in settings.store().all_keys()]
+    assert len(entries) == 1 and entries[0].key.target == MI350 and entries[0].source == "compiled"
+    held = settings.store().load(next(iter(entries[0].timings.values())).artefact)
+    assert held.target == "gfx950" and held.spills == 0
+
+
+def run(tmp_path, shapes, build, **options):
+    problems = [warmup.problem_of(s, "gfx950", MI350) for s in shapes]
+    work = warmup.Run(problems, Store([tmp_path / "store"]), SimpleNamespace(count=1, build=build), **options)
+    for _ in work.go():
+        pass
+    return work
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Three candidates a problem, without the templates' search."""
+
+    def candidates_of(problem, pool):
+        if problem.shape.m == 13:
+            raise ValueError("an unlucky number of rows")
+        return [kernels.Spec("mm", "gfx950", problem.problem, {"rank": r}) for r in range(3)]
+
+    monkeypatch.setattr(warmup, "candidates_of", candidates_of)
+
+
+def test_the_likeliest_of_all_problems_come_first(tmp_path, few):
+    order = []
+
+    def build(problem, config, target):
+        order.append((problem.m_hint, config["rank"]))
+        return code()
+
+    work = run(tmp_path, [Shape("mm", m, 8, 8) for m in (1, 13, 2)], build)
+    assert [rank for _, rank in order[:2]] == [0, 0] and sorted(order) == [(m, r) for m in (1, 2) for r in range(3)]
+    assert work.tally == warmup.Tally(0, 6, 0) and list(work.refused.values()) == ["an unlucky number of rows"]
+
+
+def test_stopped_and_resumed(tmp_path, few):
+    built = []
+
+    def build(problem, config, target):
+        built.append((problem.m_hint, config["rank"]))
+        return code(len(built))
+
+    shapes = [Shape("mm", m, 8, 8) for m in (1, 2)]
+    first = run(tmp_path, shapes, build, budget=0.0)
+    assert first.stopped == "the time is up" and first.tally.compiled == 0 and built == []
+    problems = [warmup.problem_of(s, "gfx950", MI350) for s in shapes]
+    work = warmup.Run(problems, Store([tmp_path / "store"]), SimpleNamespace(count=1, build=build))
+    steps = work.go()
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.throw(KeyboardInterrupt)
+    assert work.stopped == "stopped" and 1 <= work.tally.compiled == len(built) < 6
+    assert work.tally.left == 6 - work.tally.compiled
+    second = run(tmp_path, shapes, build)
+    assert second.tally == warmup.Tally(known=work.tally.compiled, compiled=work.tally.left)
+    assert len(set(built)) == len(built) == 6
+    assert run(tmp_path, shapes, lambda *_: pytest.fail("compiled again")).tally == warmup.Tally(known=6)
+
+
+def test_what_fails_is_said_and_tried_again(tmp_path, few):
+    def build(problem, config, target):
+        if config["rank"] == 1:
+            raise RuntimeError("the assembler is gone")
+        return code(config["rank"])
+
+    first = run(tmp_path, [Shape("mm", 1, 8, 8)], build)
+    assert first.tally.compiled == 2 and list(first.failed.values()) == ["the assembler is gone"]
+    console = Console(file=io.StringIO(), width=200)
+    assert warmup._summary(first, 1.0, 1.0, console) == 1 and "assembler is gone" in console.file.getvalue()
+    assert run(tmp_path, [Shape("mm", 1, 8, 8)], lambda *_: code(1)).tally == warmup.Tally(known=2, compiled=1)
+
+
+def test_measured_timings_stay(tmp_path, few):
+    from tuning_cache import Timing
+
+    problem = warmup.problem_of(Shape("mm", 1, 8, 8), "gfx950", MI350)
+    name = warmup.candidates_of(problem, None)[0].name
+    Store([tmp_path / "store"]).update(problem.key, lambda e: e.with_timing(Timing(name, 7.0, {"rank": 0})))
+    run(tmp_path, [problem.shape], lambda *_: code(1))
+    entry = Store([tmp_path / "store"]).lookup(problem.key)
+    assert entry.timings[name].microseconds == 7.0 and entry.timings[name].artefact and entry.source == "measured"
+
+
+def test_bad_input_is_refused_and_nothing_is_written(tmp_path, own_caches, monkeypatch):
+    path = shapes_file(tmp_path, {"m": 1, "n": 1, "k": 1, "exec": "x"})
+    refused = cli(path)
+    assert refused.exit_code == 1 and "unknown exec" in refused.output and "Nothing was compiled" in refused.output
+    assert cli(path, "--budget", "soon").exit_code == 2 and cli(path, "--eager").exit_code == 2 and cli().exit_code == 2
+    assert cli(path, "--target", "mi400").exit_code == 2 and cli(str(tmp_path / "none.yaml")).exit_code == 1
+    monkeypatch.setenv("FLYKERNELS_MODE", "pinned")
+    assert cli(shapes_file(tmp_path, {"m": 1, "n": 8, "k": 8})).exit_code == 1
+    assert not (own_caches / "flykernels").exists()

@@ -1,0 +1,197 @@
+"""Shapes files: which problems a warmup is to prepare. YAML, JSON or CSV, by the name's end.
+
+A list of problems (CSV: a line each, under a line of names), or an object {"defaults": {...}, "shapes": [...]}:
+
+    - {op: mm, m: [1, 16, 128], n: 4096, k: 4096, dtype: bf16, layout: NT}
+    - {op: addmm+gelu, m: symbolic, hint: 512, n: [4096, 14336], k: 4096}
+
+Lists stand for each of their values, with each value of other lists. A file is data from outside: what is not of this
+form is refused, with the place, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+FILE_MOST = 8 << 20  # bytes
+PROBLEMS_MOST = 100_000
+OPS = ("mm", "addmm", "bmm", "baddbmm")
+ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
+DTYPES, LAYOUTS, BIASES = ("f32", "bf16", "f16"), ("NN", "NT", "TN", "TT"), ("none", "row", "full")
+SIZE_MOST = 2**31 - 1
+
+
+class ShapesError(ValueError):
+    """Why a shapes file is refused, and where."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One problem.
+
+    op       mm, addmm, bmm or baddbmm, with an activation or without: addmm+gelu
+    m        rows; None: symbolic, prepared for `hint`
+    layout   BLAS's two letters for A and B: N row-major, T column-major (a Linear layer's weight is T)
+    bias     none, row or full; by default row for addmm and baddbmm
+    frozen   B is constant, so it is packed ahead (x86)
+    """
+
+    op: str = "mm"
+    m: int | None = None
+    n: int = 0
+    k: int = 0
+    dtype: str = "bf16"
+    layout: str = "NT"
+    batch: int = 1
+    bias: str = ""
+    residual: bool = False
+    frozen: bool = False
+    hint: int = 128
+
+    def __str__(self) -> str:
+        batch = f"{self.batch}x" if self.batch > 1 else ""
+        return f"{self.op} {batch}{self.m or f'(symbolic, {self.hint})'}x{self.n}x{self.k} {self.dtype} {self.layout}"
+
+
+NAMES = tuple(f.name for f in fields(Shape))
+
+
+def read(path: Path) -> list[Shape]:
+    """The problems of a file, each once, in its order. ShapesError if it is not a shapes file."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_MOST + 1)
+        if len(data) > FILE_MOST:
+            raise ShapesError(f"{path.name} has more than {FILE_MOST} bytes")
+        rows, defaults = _rows(path.suffix.lower(), data.decode("utf-8-sig"))
+        found: dict[Shape, None] = {}
+        for number, row in enumerate(rows, 1):
+            for shape in _shapes(row, defaults, number):
+                found[shape] = None
+                if len(found) > PROBLEMS_MOST:
+                    raise ShapesError(f"more than {PROBLEMS_MOST} problems")
+    except OSError as e:
+        raise ShapesError(f"{path} cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise ShapesError(f"{path.name} is not UTF-8 text") from None
+    except RecursionError:
+        raise ShapesError(f"{path.name} is nested without end") from None
+    except ShapesError as e:
+        raise ShapesError(f"{path.name}: {e}") from None
+    if not found:
+        raise ShapesError(f"{path.name} names no problem")
+    return list(found)
+
+
+def _rows(suffix: str, text: str) -> tuple[list[Any], dict]:
+    if suffix == ".csv":
+        try:
+            lines = list(csv.DictReader(io.StringIO(text), strict=True, skipinitialspace=True))
+        except csv.Error as e:
+            raise ShapesError(f"not CSV: {e}") from None
+        if any(None in line or None in line.values() for line in lines):
+            raise ShapesError("a line has more or fewer fields than the line of names")
+        return [{k.strip(): _plain(v) for k, v in line.items() if v.strip()} for line in lines], {}
+    if suffix == ".json":
+        try:
+            held = json.loads(text)
+        except ValueError as e:
+            raise ShapesError(f"not JSON: {e}") from None
+    elif suffix in (".yaml", ".yml"):
+        held = _yaml(text)
+    else:
+        raise ShapesError("the name ends in none of .yaml, .yml, .json, .csv")
+    defaults: Any = {}
+    if isinstance(held, dict):
+        if not set(held) <= {"shapes", "defaults"}:
+            raise ShapesError("an object has the members `shapes` and `defaults`, and no others")
+        defaults, held = held.get("defaults", {}), held.get("shapes")
+    if not isinstance(held, list) or not isinstance(defaults, dict):
+        raise ShapesError("it holds no list of problems")
+    return held, defaults
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise ShapesError("YAML needs the package `pyyaml`: pip install 'flykernels[shapes]', or write JSON") from None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as e:
+        raise ShapesError(f"not YAML, or more than plain data: {' '.join(str(e).split())}") from None
+
+
+def _plain(text: str) -> Any:
+    """A CSV field's value: a number, yes or no, or the text."""
+    text = text.strip()
+    if text.lstrip("-").isdecimal() and len(text) < 20:
+        return int(text)
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _shapes(row: Any, defaults: dict, number: int) -> Iterator[Shape]:
+    where = f"problem {number}"
+    if not isinstance(row, dict):
+        raise ShapesError(f"{where} is not an object with op, m, n, k, ...")
+    row = {**defaults, **row}
+    unknown = [str(name)[:40] for name in row if name not in NAMES]
+    if unknown:
+        raise ShapesError(f"{where}: unknown {', '.join(unknown[:5])}; known are {', '.join(NAMES)}")
+    values = {name: v if isinstance(v, list) else [v] for name, v in row.items()}
+    count = 1
+    for listed in values.values():
+        count *= len(listed)
+    if count > PROBLEMS_MOST:
+        raise ShapesError(f"{where} stands for {count} problems; at most {PROBLEMS_MOST} are taken")
+    for chosen in itertools.product(*values.values()):
+        yield _shape(dict(zip(values, chosen)), where)
+
+
+def _shape(row: dict, where: str) -> Shape:
+    def whole(name: str, least: int = 1, default: int = 0) -> int:
+        value = row.get(name, default)
+        if type(value) is not int or not least <= value <= SIZE_MOST:
+            raise ShapesError(f"{where}: {name} is {_short(value)}, not a whole number from {least} to {SIZE_MOST}")
+        return value
+
+    def one_of(name: str, known: tuple[str, ...], default: str) -> str:
+        value = row.get(name, default)
+        if value not in known or not isinstance(value, str):
+            raise ShapesError(f"{where}: {name} is {_short(value)}, not one of {', '.join(filter(None, known))}")
+        return value
+
+    def flag(name: str) -> bool:
+        value = row.get(name, False)
+        if type(value) is not bool:
+            raise ShapesError(f"{where}: {name} is {_short(value)}, not true or false")
+        return value
+
+    op = row.get("op", "mm")
+    base, _, activation = op.partition("+") if isinstance(op, str) else ("", "", "")
+    if base not in OPS or activation not in ACTIVATIONS or op.endswith("+"):
+        more = ", ".join("+" + a for a in ACTIVATIONS[1:])
+        raise ShapesError(f"{where}: op is {_short(op)}; known are {', '.join(OPS)}, also with {more}")
+    m = None if row.get("m", "symbolic") in ("symbolic", None) else whole("m")
+    with_bias = "row" if base in ("addmm", "baddbmm") else "none"
+    batch = whole("batch", default=1)
+    if batch > 1 and base not in ("bmm", "baddbmm"):
+        raise ShapesError(f"{where}: {op} has no batch")
+    return Shape(
+        op, m, whole("n"), whole("k"), one_of("dtype", DTYPES, "bf16"), one_of("layout", LAYOUTS, "NT"), batch,
+        one_of("bias", BIASES, with_bias), flag("residual"), flag("frozen"), whole("hint", default=128),
+    )  # fmt: skip
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if abs(value) < 1 << 64 else f"a number of {value.bit_length()} bits"
+    text = value if isinstance(value, str) else type(value).__name__
+    return repr(text if len(text) < 40 else text[:40] + "...")
