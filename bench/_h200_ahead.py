@@ -15,6 +15,7 @@ from typing import Any
 
 def without_measuring() -> None:
     """Makes Inductor and our plugin take every candidate for equally fast, and remember nothing but what was built."""
+    import torch._functorch.config
     import torch._inductor.config as config
     from torch._inductor import select_algorithm
 
@@ -22,6 +23,8 @@ def without_measuring() -> None:
     from tuning_cache import Timing
 
     config.autotune_local_cache = False
+    config.fx_graph_cache = False  # the bench would take over whole graphs, and with them choices that nobody measured
+    torch._functorch.config.enable_autograd_cache = False
     alike = lambda candidates, *_, **__: dict.fromkeys(candidates, 1.0)
     select_algorithm.AlgorithmSelectorCache.make_benchmark_fn = classmethod(lambda *_, **__: alike)  # type: ignore
 

@@ -77,7 +77,8 @@ def dense(run: Run) -> None:
     """dense15: plain products, L2 cold and hot, graph and launches."""
     from . import _h200_gemm as gemm
 
-    found = run.rows("dense", len(gemm.cases("mm")), _cases(gemm.cases("mm")))
+    cases = gemm.cases("mm")
+    found = run.rows("dense", len(cases), _cases(cases))
     for row in found:
         cells = {x: row[x] for x in "MNK"} | {"floor_us": row["floor us"]}
         for state in timing.STATES:
@@ -94,7 +95,7 @@ def dense(run: Run) -> None:
         for form in timing.FORMS:
             at = [row[f"{state} {form}"] for row in found]
             ours = [a["ours ratio"] for a in at if "ours ratio" in a]
-            name = f"dense15, L2 {state}, {form}"
+            name = f"dense15{_of(ours, cases)}, L2 {state}, {form}"
             run.report.bar(f"{name}: ours / faster of ATen and Triton, geomean", _mean(ours), at_least=1.12)
             chosen = [a["with us ratio"] for a in at]
             run.report.bar(f"{name}: as autotuned with us, slowest shape", min(chosen, default=0.0), at_least=0.99)
@@ -117,10 +118,15 @@ def fused(run: Run) -> None:
     for state in timing.STATES:
         at = [row[f"{state} graph"] for row in found]
         ours = [a["ours ratio"] for a in at if "ours ratio" in a]
-        name = f"fused, L2 {state}, graph"
+        name = f"fused{_of(ours, cases)}, L2 {state}, graph"
         run.report.bar(f"{name}: ours / best of ATen and Inductor, geomean", _mean(ours), at_least=1.12)
         chosen = [a["with us ratio"] for a in at]
         run.report.bar(f"{name}: as autotuned with us, slowest shape", min(chosen, default=0.0), at_least=0.99)
+
+
+def _of(found: list, cases: list) -> str:
+    """Says so where a figure is not of all cases."""
+    return "" if len(found) == len(cases) else f" ({len(found)} of {len(cases)})"
 
 
 def _ahead(cases: list) -> list[subprocess.Popen]:
