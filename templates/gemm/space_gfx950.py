@@ -32,6 +32,9 @@ SPLIT_SUMS_MOST = 64  # where slices are added up: as many again are on their wa
 ADDRESS_REGISTERS = 24  # of a wave: thread offsets, LDS addresses, what the compiler keeps besides
 SCALARS_MOST, SCALARS_MOST_CUT = 96, 40  # of stages x loads: each has its LDS address in a scalar register; where the
 # last K tile is cut, or loads are narrow, more of the others are taken
+LOOP_TILES = 6  # K tiles from which an interleaved kernel has a loop; with fewer, all its K tiles are one piece
+SUMS_UNLOOPED = 64  # a lane: with more, LLVM spills in that piece (256x256 tiles of 3 to 5 K tiles: up to 9 registers),
+# and in the piece after the loop of "four" where both operands are read transposed (15 to 27)
 SHARED = 0.8  # of the time do interleaved workgroups keep the matrix units of one compute unit busy: their bursts meet
 BARRIER_CYCLES = 40  # a wait and a barrier, each K tile
 PHASE_CYCLES, MOVE_CYCLES = 8, 140  # a barrier; from a phase's first LDS read to the barrier after its last has come
@@ -178,6 +181,12 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
         return f"K = {p.k} is not {cfg.split_k} slices of {2 * cfg.stages} or more K tiles each"
     if cfg.tile_k > TILES_K[0] and p.k <= cfg.tile_k // 2:
         return f"K = {p.k} fills at most half a tile"
+    if cfg.interleaved and sums > SUMS_UNLOOPED:
+        tiles = ceil(p.k / cfg.tile_k)
+        if tiles < LOOP_TILES:
+            return f"K = {p.k} is {tiles} K tiles: no loop, and without one they need more registers than there are"
+        if cfg.schedule == "four" and (p.a, p.b) == ("col", "row") and p.k % cfg.tile_k and tiles % 2 == 0:
+            return f"K = {p.k} ends in a cut second stage: both operands read transposed leave no registers for it"
     if cfg.stages > 2 and p.k <= (cfg.stages - 1) * cfg.tile_k:
         return f"K = {p.k} is done before stage {cfg.stages} is used"
     return None

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from flykernels.sim import run_on_sim
 from flykernels.sim.errors import SimulatorError
+from flykernels.targets import gfx950
 from templates.gemm.gfx950_config import Gfx950Config
 from templates.gemm.gfx950_hti import SCHEDULES
 from templates.gemm.problem import GemmProblem
+from templates.gemm.space_gfx950 import limit
 
 from .gfx950_case import compiled, encode, run
 
@@ -97,12 +99,19 @@ def test_any_shape(m, n, k, layouts, align, dtype, schedule, seed):
 @pytest.mark.parametrize("schedule", BOTH)
 def test_it_fits_two_waves_a_simd(schedule):
     epilogue = {"bias": "row", "activation": "gelu", "residual": True}
-    sizes = {"n": 4096, "k": 4096}, {"n": 14336, "k": 4104}, {"n": 4001, "k": 192, "align_c": 2}
+    sizes = {"n": 4096, "k": 4096}, {"n": 14336, "k": 4104}, {"n": 4001, "k": 520, "align_c": 2}
     for size in sizes:
         for kw in ({}, {"dtype": "f16"}, epilogue, {"a": "col", "b": "row"}, {"a": "col"}, {"b": "row"}):
             code = compiled(problem(**size, **kw), large(schedule))
             assert code.registers <= 256 and code.spills == 0 and code.scratch_bytes == 0, (size, kw)
         assert code.shared_bytes == 128 * 1024
+
+
+@pytest.mark.parametrize("schedule, k", [("four", 192), ("eight", 320), ("four", 456), ("four", 4168)])
+def test_what_would_spill_is_not_offered(schedule, k):
+    transposed = {"n": 4096, "a": "col", "b": "row", "m_hint": 4096}
+    assert f"K = {k}" in limit(problem(**transposed, k=k), large(schedule), gfx950.limits)
+    assert limit(problem(**transposed, k=4096), large(schedule), gfx950.limits) is None
 
 
 @pytest.mark.parametrize("schedule", BOTH)
