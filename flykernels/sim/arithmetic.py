@@ -180,15 +180,23 @@ def bit_count(x, plus):
     return np.bitwise_count(x).astype(U32) + plus
 
 
-def class_f32(x, mask):
-    """v_cmp_class: bit per class of float: sNaN, qNaN, -Inf, -normal, -denormal, -0, +0, +denormal, +normal, +Inf."""
-    bits = x.view(U32)
-    magnitude, negative = bits & U32(0x7FFFFFFF), bits >> U32(31) != 0
-    nan, quiet = magnitude > 0x7F800000, (bits >> U32(22)) & U32(1) != 0
+def class_of(bits: np.ndarray, mask, exponent_bits: int, mantissa_bits: int):
+    """v_cmp_class: bit per class of float: sNaN, qNaN, -Inf, -normal, -denormal, -0, +0, +denormal, +normal, +Inf.
+
+    bits: the floats' codes, of an unsigned type as wide as they are."""
+    number = bits.dtype.type
+    infinity, normal = number(((1 << exponent_bits) - 1) << mantissa_bits), number(1 << mantissa_bits)
+    magnitude = bits & number((1 << (exponent_bits + mantissa_bits)) - 1)
+    negative = bits >> number(exponent_bits + mantissa_bits) != 0
+    nan, quiet = magnitude > infinity, (bits >> number(mantissa_bits - 1)) & number(1) != 0
     side = lambda minus, plus: np.where(negative, minus, plus)
     index = np.select(
-        [nan & ~quiet, nan, magnitude == 0x7F800000, magnitude >= 0x00800000, magnitude > 0],
+        [nan & ~quiet, nan, magnitude == infinity, magnitude >= normal, magnitude > 0],
         [0, 1, side(2, 9), side(3, 8), side(4, 7)],
         side(5, 6),
     )
     return (mask >> index.astype(U32)) & U32(1) != 0
+
+
+def class_f32(x, mask):
+    return class_of(x.view(U32), mask, 8, 23)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .arithmetic import F32, F64, I32, U32, maximum_number, median, minimum_number
+from .arithmetic import F32, F64, I32, U32, class_of, maximum_number, median, minimum_number
 
 F16, I16, U16 = np.float16, np.int16, np.uint16
 
@@ -33,17 +33,7 @@ def _ldexp(x, e):
 
 
 def class_f16(x, mask):
-    """v_cmp_class of f16: bits as for f32, see arithmetic.class_f32."""
-    bits = x.view(U16)
-    magnitude, negative = bits & U16(0x7FFF), bits >> U16(15) != 0
-    nan, quiet = magnitude > 0x7C00, (bits >> U16(9)) & U16(1) != 0
-    side = lambda minus, plus: np.where(negative, minus, plus)
-    index = np.select(
-        [nan & ~quiet, nan, magnitude == 0x7C00, magnitude >= 0x0400, magnitude > 0],
-        [0, 1, side(2, 9), side(3, 8), side(4, 7)],
-        side(5, 6),
-    )
-    return (mask >> index.astype(U32)) & U32(1) != 0
+    return class_of(x.view(U16), mask, 5, 10)
 
 
 def fields(x: np.ndarray, bits: int, signed: bool) -> list[np.ndarray]:
