@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from bench._gpu_replay import graph, replay_us, times_for
 from flykernels.launch.current import Launcher
 from flykernels.targets import sm90a
 from templates.topk.arguments import scalar_values
@@ -18,7 +18,6 @@ from templates.topk.reference import reference
 
 L2_BYTES = 50 << 20  # the H200's L2: inputs of a graph together are larger, unless MOST_BUFFERS stand in the way
 MOST_BUFFERS = 16
-GRAPH_US = 300.0  # that a graph lasts at least, so that its own launch does not count
 ROUNDS = 9
 
 _launchers: dict[tuple, Launcher] = {}
@@ -66,35 +65,6 @@ def buffers(x) -> list:
     """Copies of x, so many that a graph's inputs do not stay in L2."""
     size = x.numel() * x.element_size()
     return [x, *(x.clone() for _ in range(min(MOST_BUFFERS, max(1, -(-2 * L2_BYTES // size))) - 1))]
-
-
-def graph(calls: Iterable[Callable[[], Any]], times: int) -> torch.cuda.CUDAGraph:
-    calls = list(calls)
-    calls[0]()
-    torch.cuda.synchronize()
-    made = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(made):
-        for i in range(times):
-            calls[i % len(calls)]()
-    return made
-
-
-def replay_us(made: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int = ROUNDS) -> list[float]:
-    """Microseconds of one call in each graph (with so many calls): medians, the graphs in turn."""
-    times: list[list[float]] = [[] for _ in made]
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(rounds + 1):
-        for (g, calls), seen in zip(made, times):
-            start.record()
-            g.replay()
-            end.record()
-            end.synchronize()
-            seen.append(start.elapsed_time(end) * 1e3 / calls)
-    return [statistics.median(seen[1:]) for seen in times]
-
-
-def times_for(call_us: float) -> int:
-    return max(2, min(64, round(GRAPH_US / max(call_us, 1.0))))
 
 
 def measure(x, p: TopKProblem, configs: list[TopKConfig], torch_too: bool = True, rounds: int = ROUNDS) -> list[float]:

@@ -120,7 +120,7 @@ def _seconds(call: Callable[[], Any], times: int) -> float:
 
 
 def _cuda(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
-    from bench import _rms_norm_cuda as cuda
+    from bench import _gpu_replay as cuda
 
     contest = Contest(dtype, rows, width, call, "cuda")
     target = torch.empty_like(contest.x)
@@ -128,9 +128,9 @@ def _cuda(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
     graphs, plain = {}, {}
     for on, way in ((False, contest.aten), (True, contest.ours)):
         with contest.switch(on):
-            graphs[on] = cuda.graph(way, guess)
+            graphs[on] = cuda.repeated(way, guess)
             plain[on] = cuda.plain_us(way)
-    copy = cuda.graph(lambda: target.copy_(contest.x), guess)
+    copy = cuda.repeated(lambda: target.copy_(contest.x), guess)
     theirs, ours, copied = cuda.replay_us([graphs[False], graphs[True], copy])
     row = {"aten_us": theirs, "ours_us": ours, "copy_us": copied, "ratio": theirs / ours, "of_copy": copied / ours}
     row |= {"plain_aten_us": plain[False], "plain_us": plain[True], "plain_ratio": plain[False] / plain[True]}

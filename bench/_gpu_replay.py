@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,23 +15,33 @@ ROUNDS = 11
 PLAIN_CALLS, PLAIN_ROUNDS = 100, 5
 
 
-def graph(call: Callable[[], Any], guess_us: float) -> tuple[torch.cuda.CUDAGraph, int]:
-    """(a graph of several calls on the same operands, how many). guess_us: about what one takes."""
-    times = max(2, min(MOST_CALLS, round(GRAPH_US / guess_us)))
-    call()
+def times_for(call_us: float) -> int:
+    """How many calls of about so long a graph needs."""
+    return max(2, min(MOST_CALLS, round(GRAPH_US / max(call_us, 1.0))))
+
+
+def graph(calls: Sequence[Callable[[], Any]], times: int) -> torch.cuda.CUDAGraph:
+    """So many calls, in turn of those given."""
+    calls[0]()
     torch.cuda.synchronize()
     made = torch.cuda.CUDAGraph()
     with torch.cuda.graph(made):
-        for _ in range(times):
-            call()
-    return made, times
+        for i in range(times):
+            calls[i % len(calls)]()
+    return made
 
 
-def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]]) -> list[float]:
+def repeated(call: Callable[[], Any], guess_us: float) -> tuple[torch.cuda.CUDAGraph, int]:
+    """(a graph of several calls on the same operands, how many). guess_us: about what one takes."""
+    times = times_for(guess_us)
+    return graph([call], times), times
+
+
+def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int = ROUNDS) -> list[float]:
     """Microseconds of one call in each graph: medians over rounds in which the graphs take turns."""
     times: list[list[float]] = [[] for _ in graphs]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         for (g, calls), seen in zip(graphs, times):
             start.record()
             g.replay()
