@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 from flykernels.dtypes import DType, dtype
@@ -12,6 +13,31 @@ LARGEST = 2**31 - 1  # what a 32-bit loop counter holds
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 # Where the unit stride of a 2-D operand is: "row" (elements of a row are neighbours), "col", or "any" (neither).
 LAYOUTS = ("row", "col", "any")
+
+
+def not_known(*asked: tuple[str, str, Collection[str]]) -> str | None:
+    """Of (name, value, known values): the first value that no kernel exists for, in words."""
+    for name, value, known in asked:
+        if value not in known:
+            return f"{name} is {value!r}; kernels exist for {', '.join(known)}"
+    return None
+
+
+def not_a_size(n: int, k: int) -> str | None:
+    """Why N and K are left to ATen, in words."""
+    if min(n, k) < 1:
+        return f"N = {n}, K = {k}: an empty product is left to ATen"
+    if max(n, k) > LARGEST:
+        return f"N = {n}, K = {k}: sizes above {LARGEST} are left to ATen"
+    return None
+
+
+def not_aligned(*asked: tuple[str, int, int]) -> str | None:
+    """Of (name, alignment, least alignment), in bytes: the first that is none, in words."""
+    for name, value, least in asked:
+        if value < least or value & (value - 1):
+            return f"{name} is {value}; it must be a power of two, and at least an element's {least} bytes"
+    return None
 
 
 @dataclass(frozen=True)
@@ -62,25 +88,23 @@ class GemmProblem:
 
     def why_not(self, target) -> str | None:
         """Why no kernel of this template serves the problem on `target`, in words; None if one does."""
-        for name, value, known in (
+        unknown = not_known(
             ("dtype", self.dtype, DTYPES),
             ("out_dtype", self.out_dtype, DTYPES),
             ("layout of A", self.a, LAYOUTS),
             ("layout of B", self.b, LAYOUTS),
             ("bias", self.bias, BIASES),
             ("activation", self.activation, ACTIVATIONS),
-        ):
-            if value not in known:
-                return f"{name} is {value!r}; kernels exist for {', '.join(known)}"
-        if min(self.n, self.k) < 1:
-            return f"N = {self.n}, K = {self.k}: an empty product is left to ATen"
-        if max(self.n, self.k) > LARGEST:
-            return f"N = {self.n}, K = {self.k}: sizes above {LARGEST} are left to ATen"
-        for name in ("align_a", "align_b", "align_c"):
-            least = (self.output_type if name == "align_c" else self.input_type).bytes
-            value = getattr(self, name)
-            if value < least or value & (value - 1):
-                return f"{name} is {value}; it must be a power of two, and at least an element's {least} bytes"
+        )
+        if unknown:
+            return unknown
+        wrong = not_a_size(self.n, self.k) or not_aligned(
+            ("align_a", self.align_a, self.input_type.bytes),
+            ("align_b", self.align_b, self.input_type.bytes),
+            ("align_c", self.align_c, self.output_type.bytes),
+        )
+        if wrong:
+            return wrong
         if self.packed_b and self.batched:
             return "a packed B has no batch axis"
         return None

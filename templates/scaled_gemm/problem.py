@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from flykernels.dtypes import DType, dtype, f4e2m1, f8e4m3fn, f8e4m3fnuz, f8e5m2
 from flykernels.microscaling import BLOCK, FORMATS
+from templates.gemm.problem import not_a_size, not_aligned, not_known
 
 FP8 = (f8e4m3fn, f8e5m2)
 OPERANDS = (*FP8, f4e2m1)
@@ -13,7 +14,6 @@ OPERANDS = (*FP8, f4e2m1)
 SCALINGS = ("block", "tensor", "row")
 OUT_DTYPES = ("bf16", "f16", "f32")
 BIASES = ("none", "row")
-LARGEST = 2**31 - 1  # what a 32-bit loop counter holds
 ALIGN = 16  # bytes: what one lane loads at most
 
 
@@ -89,26 +89,22 @@ class ScaledGemmProblem:
                 )
             if kind not in OPERANDS or getattr(self, name) != kind.name:
                 return f"{name} is {getattr(self, name)!r}; kernels exist for {', '.join(d.name for d in OPERANDS)}"
-        for name, value, known in (
+        wrong = not_known(
             ("scaling", self.scaling, SCALINGS),
             ("out_dtype", self.out_dtype, OUT_DTYPES),
             ("bias", self.bias, BIASES),
-        ):
-            if value not in known:
-                return f"{name} is {value!r}; kernels exist for {', '.join(known)}"
-        if min(self.n, self.k) < 1:
-            return f"N = {self.n}, K = {self.k}: an empty product is left to ATen"
-        if max(self.n, self.k) > LARGEST:
-            return f"N = {self.n}, K = {self.k}: sizes above {LARGEST} are left to ATen"
+        ) or not_a_size(self.n, self.k)
+        if wrong:
+            return wrong
         if self.scaling == "block" and self.k % BLOCK:
             return f"K = {self.k} is not a multiple of {BLOCK}, the numbers that share a scale: pad K with zeros"
         if self.scaling != "block" and f4e2m1 in (self.a_type, self.b_type):
             return f"{f4e2m1.name} has a scale for every {BLOCK} numbers; scaling {self.scaling!r} is for FP8"
-        for name in ("align_a", "align_b", "align_c"):
-            value, least = getattr(self, name), self.output_type.bytes if name == "align_c" else 1
-            if value < least or value & (value - 1):
-                return f"{name} is {value}; it must be a power of two, and at least an element's {least} bytes"
-        return None
+        return not_aligned(
+            ("align_a", self.align_a, 1),
+            ("align_b", self.align_b, 1),
+            ("align_c", self.align_c, self.output_type.bytes),
+        )
 
     def key(self) -> dict:
         """Readable JSON form: what a cache entry holds."""
