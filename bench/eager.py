@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
     if given.device == "cuda" and not torch.cuda.is_available():
         print("eager: --device cuda needs a GPU that torch can use")
         return 2
-    measured, eager_gate.interleaved = eager_gate.interleaved, _ours_first
+    measured = eager_gate.interleaved, eager_gate.in_queue
+    eager_gate.interleaved = eager_gate.in_queue = _ours_first
     report = Report("eager", "measured on H200" if given.device == "cuda" else "measured on CPU")
     try:
         calls = _calls(given.device)
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
         for _, call, _ in calls:
             call()
     finally:
-        eager_gate.interleaved = measured
+        eager_gate.interleaved, eager_gate.in_queue = measured
     times: dict[tuple[str, bool], list[float]] = {(name, on): [] for name, _, _ in calls for on in (False, True)}
     wait = torch.cuda.synchronize if given.device == "cuda" else lambda: None
     for _ in range(ROUNDS):

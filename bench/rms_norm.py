@@ -26,6 +26,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 BARS = {"cpu": (2.5, 0.95), "cuda": (1.6, 0.97)}  # geometric mean, least ratio
 LARGE_BYTES, COPY_BAR = 64 << 20, 0.92  # from this size of x on, the least part of the copy's rate
 SAMPLE, ROUNDS, LEAST_ROUNDS, LONGEST = 200e-6, 25, 5, 1.0  # seconds a turn, rounds, seconds of a measurement
+PLAIN_ROUNDS = 9  # on a GPU
 CHECKED_BYTES = 1 << 25  # of x, at most, of which all rows are compared with float64; of larger ones the last rows
 
 
@@ -125,13 +126,20 @@ def _cuda(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
     contest = Contest(dtype, rows, width, call, "cuda")
     target = torch.empty_like(contest.x)
     guess = max(3.0, 2 * contest.x.nbytes / 4e6)  # us
-    graphs, plain = {}, {}
-    for on, way in ((False, contest.aten), (True, contest.ours)):
+    graphs, plain = {}, []
+    ways = {False: contest.aten, True: contest.ours}
+    for on, way in ways.items():
         with contest.switch(on):
             graphs[on] = cuda.repeated(way, guess)
-            plain[on] = cuda.plain_us(way)
+    for _ in range(PLAIN_ROUNDS):  # in turn: what else the host does falls on both
+        times = {}
+        for on, way in ways.items():
+            with contest.switch(on):
+                times[on] = cuda.plain_us(way)
+        plain.append(times)
     copy = cuda.repeated(lambda: target.copy_(contest.x), guess)
     theirs, ours, copied = cuda.replay_us([graphs[False], graphs[True], copy])
     row = {"aten_us": theirs, "ours_us": ours, "copy_us": copied, "ratio": theirs / ours, "of_copy": copied / ours}
-    row |= {"plain_aten_us": plain[False], "plain_us": plain[True], "plain_ratio": plain[False] / plain[True]}
+    row |= {f"plain_{name}": statistics.median(t[on] for t in plain) for name, on in (("aten_us", False), ("us", True))}
+    row["plain_ratio"] = statistics.median(t[False] / t[True] for t in plain)
     return row | ({"kernel": contest.name} if contest.name else {})

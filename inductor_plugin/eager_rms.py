@@ -364,9 +364,9 @@ class RMSNorm:
 
         return getattr(targets, self.device.target)
 
-    def _wait(self) -> None:
-        if not self.on_cpu:
-            torch.cuda.synchronize()
+    @property
+    def _wait(self) -> Callable[[], None] | None:
+        return None if self.on_cpu else torch.cuda.synchronize
 
     def _measure(
         self, case: Any, key: tuple, call: Call, x: Any, shape: Any, weight: Any, eps: float | None, grad: bool

@@ -287,6 +287,16 @@ def tunes_elsewhere() -> bool:
     return bool(load().names.config.autotune_in_subproc)
 
 
+def occupy_gpu(cycles: int) -> None:
+    """Keeps the current stream of the current GPU busy for about so many of its cycles; what is sent meanwhile waits.
+    Where this torch cannot, nothing."""
+    import torch
+
+    sleep = getattr(torch.cuda, "_sleep", None)
+    if sleep is not None:
+        sleep(cycles)
+
+
 def on_device(device: Any) -> Any:
     """A context in which a GPU is the current one."""
     import torch

@@ -38,13 +38,15 @@ def prefer_ours(monkeypatch):
     def times(ways, run, wait):
         return {name: [2.0 if name == eager_gate.ATEN else 1.0] for name, _ in ways}
 
-    monkeypatch.setattr(eager_gate, "interleaved", times)
+    for name in ("interleaved", "in_queue"):
+        monkeypatch.setattr(eager_gate, name, times)
 
 
 @pytest.fixture
 def prefer_aten(monkeypatch):
     """Every measurement says ATen."""
-    monkeypatch.setattr(eager_gate, "interleaved", lambda ways, run, wait: {name: [1.0] for name, _ in ways})
+    for name in ("interleaved", "in_queue"):
+        monkeypatch.setattr(eager_gate, name, lambda ways, run, wait: {way: [1.0] for way, _ in ways})
 
 
 @pytest.fixture
