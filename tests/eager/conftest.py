@@ -4,12 +4,14 @@ once."""
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from inductor_plugin import eager, eager_code, eager_gate, settings
 from inductor_plugin.counters import counters
+from inductor_plugin.eager_rms_host import HostRMSNorm
 
 collect_ignore = [] if torch.cuda.is_available() else ["test_cuda.py"]  # what runs on a GPU
 
@@ -64,7 +66,7 @@ def log(caplog):
 
 @pytest.fixture
 def launches(monkeypatch):
-    """How many kernels of ours ran from Python: a list that grows."""
+    """Which kernels of ours ran, from Python or behind RMSNorm's door on the CPU: a list that grows."""
     seen: list = []
     original = eager_code.launcher
 
@@ -78,6 +80,18 @@ def launches(monkeypatch):
         return counted
 
     monkeypatch.setattr(eager_code, "launcher", counting)
+    loaded = HostRMSNorm._kernel
+
+    def counting_kernel(self, code):
+        kernel = loaded(self, code)
+
+        def counted(*arguments):
+            seen.append(code.entry)
+            kernel.call(*arguments)
+
+        return SimpleNamespace(call=type(kernel.call)(counted), workspace_bytes=kernel.workspace_bytes)
+
+    monkeypatch.setattr(HostRMSNorm, "_kernel", counting_kernel)
     return seen
 
 
