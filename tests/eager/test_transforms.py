@@ -138,6 +138,37 @@ def test_fake_and_meta_tensors(on, operands, function):
     assert out.device.type == "meta" and out.shape == function(*operands).shape
 
 
+@BOTH
+def test_symbolic_sizes(prefer_ours, function):
+    """Fake tensors whose sizes are symbols: the results' sizes are, as with ATen."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    real = torch.randn(6, 40), torch.randn(40)
+
+    def call():
+        with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+            x, w = (mode.from_tensor(t, static_shapes=False) for t in real)
+            return str(function(x, w).shape)
+
+    with eager.enabled(["cpu"]):
+        ours = call()
+    with eager.enabled(["cpu"], on=False):
+        assert ours == call() and "s" in ours
+
+
+def test_compile_with_dynamic_shapes(prefer_ours, operands):
+    x, w = operands
+    with eager.enabled(["cpu"]):
+        torch._dynamo.reset()
+        compiled = torch.compile(norm, backend="aot_eager", fullgraph=True, dynamic=True)
+        for rows in (6, 3, 1):
+            y = compiled(x[:rows].clone().requires_grad_(), w)
+            torch.testing.assert_close(y, norm(x[:rows], w), rtol=1e-5, atol=1e-5)
+            y.sum().backward()
+    torch._dynamo.reset()
+
+
 def test_deferred_initialisation(on):
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.RMSNorm(16))
