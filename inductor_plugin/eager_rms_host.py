@@ -14,7 +14,7 @@ from templates.rms_norm.config import WORK_PER_PART
 from templates.rms_norm.problem import RMSNormProblem
 from templates.rms_norm.space import configurations
 
-from . import eager_code, eager_gate
+from . import eager_code, eager_gate, private
 from .eager_gate import Candidate
 from .eager_rms import RMSNorm
 from .eager_rms_call import NAMES, NUMBERS, TYPES, case_of, compare, name_of
@@ -25,6 +25,7 @@ CPU = 0  # DeviceType's number (c10/core/DeviceType.h)
 EPS = 1e-6  # of calls that are measured
 MEASURED_ELEMENTS = 1 << 25  # of x, at most: larger calls are measured with fewer rows
 FLOAT_BYTES = 4
+COMPOSED = ("rms_norm", "_fused_rms_norm")  # by ATen, on this device
 
 
 class HostRMSNorm:
@@ -35,6 +36,7 @@ class HostRMSNorm:
     def __init__(self, rms: RMSNorm):
         self.device, self.rms = rms.device, rms
         self.door = HostRmsNormDoor(eager_code.door("rms_norm", "x86_rms_door", CPU, function="build_host"), self.resolve)
+        self.door.opened = lambda on: private.trace_as_composed(COMPOSED, ("CPU", "AutogradCPU"), on)
         self.kernels: dict[str, Any] = {}
         rms.serve_doors()
 

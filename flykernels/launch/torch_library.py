@@ -87,6 +87,7 @@ class Door:
         self._words: dict[tuple[int, ...], Any] = {}
         self._keep: list[Any] = []  # kernels and outgrown tables: a call may be under way in them
         self._handles: list[ctypes.c_void_p] = []
+        self.opened: Callable[[bool], None] = lambda on: None  # called when it has been opened or closed
         self._callback = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int64] * 4)(self._ask)
         self._table_address = ctypes.c_uint64()
         self._new_table(SLOTS)
@@ -167,9 +168,12 @@ class Door:
                 if self._library.aoti_torch_library_impl(handle, op.encode(), ctypes.c_void_p(entry)):
                     self.close()
                     raise LaunchError(f"PyTorch refused a kernel for aten::{op} and {key}")
+        self.opened(True)
 
     def close(self) -> None:
         """Puts ATen's kernels back. Slots stay as they are."""
+        if self._handles:
+            self.opened(False)
         while self._handles:
             self._library.aoti_torch_delete_library_object(self._handles.pop())
 

@@ -140,14 +140,15 @@ def test_fake_and_meta_tensors(on, operands, function):
 
 @BOTH
 def test_symbolic_sizes(prefer_ours, function):
-    """Fake tensors whose sizes are symbols: the results' sizes are, as with ATen."""
+    """While tracing, sizes that are symbols stay symbols, as with ATen."""
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     real = torch.randn(6, 40), torch.randn(40)
 
     def call():
-        with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        with FakeTensorMode(shape_env=ShapeEnv()) as mode, enable_python_dispatcher():
             x, w = (mode.from_tensor(t, static_shapes=False) for t in real)
             return str(function(x, w).shape)
 
@@ -158,14 +159,19 @@ def test_symbolic_sizes(prefer_ours, function):
 
 
 def test_compile_with_dynamic_shapes(prefer_ours, operands):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     x, w = operands
     with eager.enabled(["cpu"]):
         torch._dynamo.reset()
-        compiled = torch.compile(norm, backend="aot_eager", fullgraph=True, dynamic=True)
-        for rows in (6, 3, 1):
-            y = compiled(x[:rows].clone().requires_grad_(), w)
-            torch.testing.assert_close(y, norm(x[:rows], w), rtol=1e-5, atol=1e-5)
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(norm, backend=counter, fullgraph=True, dynamic=True)
+        for rows, width in ((6, 40), (3, 40), (5, 20), (2, 8)):
+            part = x[:rows, :width].clone().requires_grad_()
+            y = compiled(part, w[:width])
+            torch.testing.assert_close(y, norm(part, w[:width]), rtol=1e-5, atol=1e-5)
             y.sum().backward()
+    assert counter.frame_count == 1
     torch._dynamo.reset()
 
 
