@@ -58,7 +58,7 @@ class HostRMSNorm:
             if weight not in (None, dtype):
                 self._warn_of_mixed_types(dtype, weight)
             case = eager_gate.key_for("rms_norm", "rms_norm", case_of(p, True, gradient), self.device)
-            decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, gradient))
+            decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, code, gradient))
             if decided is not None:
                 self._use(p, eager_gate.won(decided), decided.artefact or "", put)
             elif for_good:
@@ -108,14 +108,15 @@ class HostRMSNorm:
         return self.kernels.get(code.digest) or self.kernels.setdefault(code.digest, host.load(code))
 
     # -- measuring
-    def _measure(self, case: Any, p: RMSNormProblem, put: Callable, gradient: bool):
+    def _measure(self, case: Any, p: RMSNormProblem, code: int, gradient: bool):
         """The case's entry: the user's call with each kernel and without."""
         from flykernels import targets
 
         target, width = getattr(targets, self.device.target), p.width or 1
         rows = min(p.rows_hint, max(1, MEASURED_ELEMENTS // width))
+        put = lambda state, **how: self.door.put(width, (rows - 1).bit_length(), code, state, **how)
         draw = lambda kind, *size: torch.randn(*size).to(TYPES[kind])
-        x = draw(p.dtype, p.rows_hint if rows == p.rows_hint else rows, width)
+        x = draw(p.dtype, rows, width)
         weight = None if p.weight_dtype == "none" else draw(p.weight_dtype, width)
         candidates = []
         for c in configurations(p.canonical(self.device), target).kept:
@@ -137,7 +138,10 @@ class HostRMSNorm:
             run = step or (lambda: torch.rms_norm(x, [width], weight, EPS))
             aten()
             want = run()
-            return eager_gate.contest(case, candidates, run, aten, lambda: compare(run(), want, width, rows))
+            try:
+                return eager_gate.contest(case, candidates, run, aten, lambda: compare(run(), want, width, rows))
+            finally:
+                put(torch_door.EMPTY)  # of another case, where fewer rows stood for many
 
     def forget(self) -> None:
         self.door.forget()
