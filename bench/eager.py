@@ -74,7 +74,7 @@ def _calls(device: str) -> list[tuple[str, Callable, bool]]:
 
     x, few, more = (torch.randn(*s, device=device) for s in ((1, 1024), (1, 128), (16, 128)))
     weight = torch.randn(1024, device=device)
-    trained = weight.clone().requires_grad_()
+    trained, read = weight.clone().requires_grad_(), x.clone().requires_grad_()
     dy, wide, numbers = torch.randn_like(x), x.double(), torch.arange(128, device=device)
 
     def inference():
@@ -82,7 +82,7 @@ def _calls(device: str) -> list[tuple[str, Callable, bool]]:
             return F.rms_norm(x, (1024,), weight)
 
     def step():
-        return torch.autograd.grad(F.rms_norm(x, (1024,), trained), trained, dy)
+        return torch.autograd.grad(F.rms_norm(read, (1024,), trained), (read, trained), dy)
 
     return [
         ("rms_norm 1x1024 f32", lambda: F.rms_norm(x, (1024,), weight), True),

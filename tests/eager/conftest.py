@@ -13,7 +13,9 @@ from inductor_plugin import eager, eager_code, eager_gate, settings
 from inductor_plugin.counters import counters
 from inductor_plugin.eager_rms_host import HostRMSNorm
 
-collect_ignore = [] if torch.cuda.is_available() else ["test_cuda.py"]  # what runs on a GPU
+collect_ignore = [  # what runs on a GPU, or on two
+    name for name, devices in (("test_cuda.py", 1), ("test_two_gpus.py", 2)) if torch.cuda.device_count() < devices
+]
 
 
 @pytest.fixture(autouse=True)

@@ -310,6 +310,16 @@ def test_reports_of_others(on):
         assert_right(F.rms_norm(x, (width,), weight), x, weight, None)
 
 
+def test_rows_far_apart(on, launches):
+    """pytorch#191447: spans over 2 GiB; memory that is never touched takes no room."""
+    x = torch.empty(2**31 + 64, dtype=torch.bfloat16).as_strided((2, 64), (2**31, 1))
+    x.copy_(torch.randn(2, 64))
+    weight = torch.randn(64).bfloat16()
+    y = F.rms_norm(x, (64,), weight, 1e-5)
+    assert launches
+    assert_right(y, x, weight, 1e-5)
+
+
 def test_inference_mode_and_no_grad(on, launches):
     x, weight = torch.randn(4, 64), torch.randn(64, requires_grad=True)
     with torch.inference_mode():
