@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from bench._rms_norm_direct import EPS, Direct, wrong
 from bench.common import Report, geomean, parser
+from inductor_plugin.eager_rms_call import compare as compare_results
 
 ROWS, WIDTHS = (1, 64, 1024, 8192), (1024, 4096, 7168, 8192, 16384)
 SHAPES = tuple((r, w) for r in ROWS for w in WIDTHS) + ((314, 4096), (32768, 512))
@@ -36,22 +37,26 @@ def main(argv: list[str]) -> int:
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--dtype", choices=list(DTYPES), nargs="*", default=list(DTYPES))
     options.add_argument("--call", choices=("eager", "direct"), default="eager")
+    options.add_argument("--gradient", action="store_true", help="forward and backward, of x and weight")
     options.add_argument("--rows", type=int, nargs="*", help="only these numbers of rows")
     options.add_argument("--threads", type=int, help="threads of both, on the CPU (default: torch's)")
     options = options.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("rms-norm: --device cuda needs a GPU that torch can use")
         return 2
+    if options.gradient and options.call == "direct":
+        print("rms-norm: --gradient goes by --call eager")
+        return 2
     if options.threads:
         torch.set_num_threads(options.threads)
     report = Report("rms-norm", "measured on H200" if options.device == "cuda" else "measured on CPU")
     compare, ratios, plain, rates = (_cuda if options.device == "cuda" else _cpu), [], [], []
     mean, least = BARS[options.device]
-    with torch.inference_mode():
+    with torch.inference_mode(not options.gradient):
         for dtype in options.dtype:
             for rows, width in SHAPES:
                 if not options.rows or rows in options.rows:
-                    row = compare(dtype, rows, width, options.call)
+                    row = compare(dtype, rows, width, options.call, options.gradient)
                     report.row(dtype=dtype, rows=rows, width=width, **row)
                     ratios.append(row["ratio"])
                     plain.append(row.get("plain_ratio", row["ratio"]))
@@ -65,19 +70,26 @@ def main(argv: list[str]) -> int:
         if rates:
             report.bar("least part of the copy's rate from 64 MiB on", min(rates), at_least=COPY_BAR)
     how = "graph replay and plain launches" if options.device == "cuda" else f"{torch.get_num_threads()} threads"
-    report.note(f"us a call, medians; {how}; {options.call} calls; weight of x's dtype; torch {torch.__version__}.")
+    what = "forward and backward" if options.gradient else "forward"
+    report.note(f"us a call, medians; {what}; {how}; {options.call} calls; weight of x's dtype; torch {torch.__version__}.")
     return report.close(options.json)
 
 
 class Contest:
     """Two calls of one operator on the same operands: ATen's, and ours within `on()`."""
 
-    def __init__(self, dtype: str, rows: int, width: int, call: str, device: str):
+    def __init__(self, dtype: str, rows: int, width: int, call: str, device: str, gradient: bool):
         make = torch.Generator(device).manual_seed(0)
         draw = lambda *shape: torch.randn(*shape, generator=make, device=device, dtype=torch.float32).to(DTYPES[dtype])
         self.x, self.weight = draw(rows, width), draw(width)
         self.aten = lambda: F.rms_norm(self.x, (width,), self.weight, EPS)
         self.name = ""
+        check, forward = None, self.aten
+        if gradient:
+            dy = draw(rows, width)
+            self.x, self.weight = self.x.requires_grad_(), self.weight.requires_grad_()
+            self.aten = lambda: torch.autograd.grad(forward(), (self.x, self.weight), dy)
+            check = self.aten()
         if call == "direct":
             direct = Direct(dtype, self.x, self.weight)
             self.ours, self.name, self.switch = direct.best(), direct.name, lambda on: contextlib.nullcontext()
@@ -87,13 +99,16 @@ class Contest:
         with self.switch(True):
             self.ours()  # the tuning cache may have to measure first
             some = slice(None) if self.x.nbytes <= CHECKED_BYTES else slice(-64, None)
-            error = wrong(dtype, self.x[some], self.weight, self.ours()[some])
+            y = forward() if gradient else self.ours()
+            error = wrong(dtype, self.x[some].detach(), self.weight.detach(), y[some].detach())
+            if check is not None:
+                compare_results(self.ours(), check, width, rows)
         if not error <= 1:
             raise AssertionError(f"{dtype} {rows}x{width}: {error:.3g} times the error that rounding explains")
 
 
-def _cpu(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
-    contest, seconds = Contest(dtype, rows, width, call, "cpu"), {}
+def _cpu(dtype: str, rows: int, width: int, call: str, gradient: bool) -> dict[str, Any]:
+    contest, seconds = Contest(dtype, rows, width, call, "cpu", gradient), {}
     ways = {False: contest.aten, True: contest.ours}
     for on, way in ways.items():
         with contest.switch(on):
@@ -120,10 +135,10 @@ def _seconds(call: Callable[[], Any], times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
-def _cuda(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
+def _cuda(dtype: str, rows: int, width: int, call: str, gradient: bool) -> dict[str, Any]:
     from bench import _gpu_replay as cuda
 
-    contest = Contest(dtype, rows, width, call, "cuda")
+    contest = Contest(dtype, rows, width, call, "cuda", gradient)
     target = torch.empty_like(contest.x)
     guess = max(3.0, 2 * contest.x.nbytes / 4e6)  # us
     graphs, plain = {}, []
