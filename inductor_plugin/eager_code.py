@@ -109,7 +109,10 @@ def door(template: str, builder: str, *arguments: Any, function: str = "build") 
     from .fingerprint import versions
 
     key = Key(
-        "eager door", {"operator": template, "arguments": [function, *arguments]}, {"arch": "x86-64"}, versions(template)
+        "eager door",
+        {"operator": template, "arguments": [function, *arguments]},
+        {"arch": "x86-64"},
+        versions(template),
     )
     store = settings.store()
     entry = store.lookup(key)

@@ -202,7 +202,7 @@ def in_queue(
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times: dict[str, list[float]] = {name: [] for name, _ in ways}
-    for name, use in ways:
+    for _, use in ways:
         use()
         run()
     wait()

@@ -53,9 +53,10 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 _serving: dict[str, Callable] = {}  # by dispatch key
 
 
-SCHEMA = (
-    "_rms_norm_backward(Tensor dy, Tensor x, int[] shape, Tensor rstd, Tensor? weight, bool[2] mask) -> (Tensor, Tensor)"
-)  # what doors call for gradients that are Python's
+SCHEMA = (  # what doors call for gradients that are Python's
+    "_rms_norm_backward(Tensor dy, Tensor x, int[] shape, Tensor rstd, Tensor? weight, bool[2] mask) "
+    "-> (Tensor, Tensor)"
+)
 
 
 @functools.cache

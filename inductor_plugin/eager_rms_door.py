@@ -86,9 +86,7 @@ class GpuRMSNorm:
             raise ValueError(why)
         first, *others = kernels = [self._kernel(code, number) for code in codes]
         grids = [code.grid_for(_sizes(p, config, 1))[0] for code in codes[1:]]
-        after = [
-            (kernel.function.value, code.workgroup_size, n) for kernel, code, n in zip(others, codes[1:], grids)
-        ]
+        after = [(kernel.function.value, code.workgroup_size, n) for kernel, code, n in zip(others, codes[1:], grids)]
         chosen, width = config_from_key(codes[0].target, config), p.width or 1
         space = chosen.workspace_bytes(1, width, 1) if eager_code.takes_workspace(codes) else 0
         put(
@@ -198,4 +196,5 @@ def _door(device: Device, resolve: Callable) -> Any:
     driver, function = LAUNCH[device.target]
     launch = address_of(getattr(ctypes.CDLL(driver), function))
     code = eager_code.door("rms_norm", "x86_rms_door", DEVICE_TYPE["CUDA"])
-    return RmsNormDoor(code, resolve, "CUDA", launch, *(found[symbol] for symbol in wanted))
+    stream, forward, backward = (found[symbol] for symbol in wanted)
+    return RmsNormDoor(code, resolve, "CUDA", launch, stream, forward, backward)

@@ -35,7 +35,9 @@ class HostRMSNorm:
 
     def __init__(self, rms: RMSNorm):
         self.device, self.rms = rms.device, rms
-        self.door = HostRmsNormDoor(eager_code.door("rms_norm", "x86_rms_door", CPU, function="build_host"), self.resolve)
+        self.door = HostRmsNormDoor(
+            eager_code.door("rms_norm", "x86_rms_door", CPU, function="build_host"), self.resolve
+        )
         self.door.opened = lambda on: private.trace_as_composed(COMPOSED, ("CPU", "AutogradCPU"), on)
         self.kernels: dict[str, Any] = {}
         rms.serve_doors()
@@ -121,7 +123,8 @@ class HostRMSNorm:
         candidates = []
         for c in configurations(p.canonical(self.device), target).kept:
 
-            def make(config=c.config.key()):
+            def make(config=c.config):
+                config = config.key()
                 chosen = {"forward": config}
                 codes = eager_code.codes_for("rms_norm", p.canonical(self.device), config, target.name)
                 artefact = eager_code.artefact_of(codes)
@@ -135,7 +138,7 @@ class HostRMSNorm:
         aten = lambda: put(torch_door.ATEN)
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradient):
             step = self.rms.training_step(x, [width], weight, EPS) if gradient else None
-            run = step or (lambda: torch.rms_norm(x, [width], weight, EPS))
+            run: Callable[[], Any] = step or (lambda: torch.rms_norm(x, [width], weight, EPS))
             aten()
             want = run()
             try:

@@ -7,7 +7,7 @@ arguments; on a GPU, what is ATen's to ATen's own function.
 from __future__ import annotations
 
 from ..launch import torch_door as door
-from .x86_door import PERSONALITY, call, constants, fold, invoke, put, room, say, word
+from .x86_door import PERSONALITY, call, constants, invoke, put, room, say, word
 from .x86_rms_forward import alignment, dense_sizes, look_up, shape_and_weight, threads
 from .x86_rms_tensors import CALL_WORDS, Word
 
@@ -19,7 +19,7 @@ def names() -> str:
     return f"""
   llvm.mlir.global internal constant @pythons("{PYTHONS}\\00") {{addr_space = 0 : i32}}
   llvm.mlir.global internal constant @overload("\\00") {{addr_space = 0 : i32}}
-  llvm.mlir.global internal constant @failed("the gradient of rms_norm failed; the log says why\\00") {{addr_space = 0 : i32}}"""
+  llvm.mlir.global internal constant @failed("the gradient of rms_norm failed\\00") {{addr_space = 0 : i32}}"""
 
 
 def backward(entry: str, device_type: int, gpu: bool) -> str:

@@ -1,9 +1,9 @@
 """The entries of the doors for RMSNorm (x86_rms_door.py) that are forward: MLIR text.
 
-    fused        aten::_fused_rms_norm below autograd, on a GPU or the CPU: (y, rstd)
-    composed     aten::rms_norm on the CPU below autograd: y
-    autograd     aten::rms_norm on the CPU's autograd key: y. It runs nothing: what is ours goes on to
-                 aten::_fused_rms_norm and so to ATen's derivative of it, all else to what ATen composes
+fused        aten::_fused_rms_norm below autograd, on a GPU or the CPU: (y, rstd)
+composed     aten::rms_norm on the CPU below autograd: y
+autograd     aten::rms_norm on the CPU's autograd key: y. It runs nothing: what is ours goes on to
+             aten::_fused_rms_norm and so to ATen's derivative of it, all else to what ATen composes
 """
 
 from __future__ import annotations
@@ -143,10 +143,13 @@ def _nobody_looks_on() -> str:
 def alignment(result: str, *addresses: str) -> str:
     """result = the largest power of two, up to VECTOR, that divides x's rows and these addresses."""
     text = word("%x_low", "%call", Word.LOW.value) + constants(low=VECTOR)
-    return text + f"""
+    return (
+        text
+        + f"""
     {fold("or", "%l1", "%x_low", "%low", *addresses, kind="i64")}
     %l2 = llvm.sub %zero, %l1 : i64
     {result} = llvm.and %l1, %l2 : i64"""
+    )
 
 
 def threads() -> str:
@@ -269,7 +272,9 @@ def _run(two: bool, gpu: bool) -> str:
     %ran = llvm.call @norm_run(%slot, %call, %values, %form, %rows_at, %parts_at, {"%zero" if gpu else "%threads"})
            : (!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64, i64) -> i1"""
     if two:
-        return text + f"""
+        return (
+            text
+            + f"""
     llvm.cond_br %ran, ^leave(%y, %r : !llvm.ptr, !llvm.ptr), ^drop
   ^drop:
     {call("%a4", "aoti_torch_delete_tensor_object", "%r: !llvm.ptr")}
@@ -277,12 +282,16 @@ def _run(two: bool, gpu: bool) -> str:
   ^drop_y:
     {call("%a5", "aoti_torch_delete_tensor_object", "%y: !llvm.ptr")}
     llvm.br ^aten"""
-    return text + f"""
+        )
+    return (
+        text
+        + f"""
     {call("", "free", "%r: !llvm.ptr", "")}
     llvm.cond_br %ran, ^leave(%y : !llvm.ptr), ^drop_y
   ^drop_y:
     {call("%a5", "aoti_torch_delete_tensor_object", "%y: !llvm.ptr")}
     llvm.br ^aten"""
+    )
 
 
 def _dispatch() -> str:
@@ -338,7 +347,7 @@ def shape_and_weight(at: str) -> str:
 
 
 def _boxes(at: str, two: bool) -> str:
-    """What C++ returned in %both, of a std::tuple the last first, as handles: to ^leave; the second is dropped or not."""
+    """What C++ returned in %both (of a std::tuple the last first) as handles: to ^leave, both or the first."""
     name = f"box_{at}"
     text = f"""
     {call(f"%{name}0", "malloc", "%eight: i64", "!llvm.ptr")}
@@ -349,9 +358,12 @@ def _boxes(at: str, two: bool) -> str:
     {put(f"%{name}_second", f"%{name}1", 0)}"""
     if two:
         return text + f"\n    llvm.br ^leave(%{name}0, %{name}1 : !llvm.ptr, !llvm.ptr)"
-    return text + f"""
+    return (
+        text
+        + f"""
     {call(f"%{name}2", "aoti_torch_delete_tensor_object", f"%{name}1: !llvm.ptr")}
     llvm.br ^leave(%{name}0 : !llvm.ptr)"""
+    )
 
 
 def release(at: str) -> str:

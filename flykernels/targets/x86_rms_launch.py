@@ -24,8 +24,9 @@ HOST_FORMS = ((8, 3), (9, 4), (9, None), (10, None), (12, None))
 def gpu(device_type: int) -> str:
     """The launch on torch's current stream of the call's device."""
     one_launch = lambda n, function, grid, down, threads: call(
-        f"%launched{n}", "launch", f"%{function}: !llvm.ptr, %{grid}: i32, %{down}: i32, %single: i32, %{threads}: i32, "
-        "%single: i32, %single: i32, %none: i32, %stream: !llvm.ptr, %places: !llvm.ptr, %null: !llvm.ptr",
+        f"%launched{n}", "launch", f"%{function}: !llvm.ptr, %{grid}: i32, %{down}: i32, %single: i32, "
+        f"%{threads}: i32, %single: i32, %single: i32, %none: i32, %stream: !llvm.ptr, %places: !llvm.ptr, "
+        "%null: !llvm.ptr",
     )  # fmt: skip
     return f"""
   llvm.func internal @norm_run(%slot: !llvm.ptr, %call: !llvm.ptr, %values: !llvm.ptr, %count: i64, %rows_at: i64,
@@ -77,8 +78,14 @@ def gpu(device_type: int) -> str:
     %size = llvm.mul %part_bytes, %parts : i64
     llvm.store %size, %size_ : i64, !llvm.ptr
     llvm.store %one, %stride_ : i64, !llvm.ptr
-    {call("%r2", "aoti_torch_empty_strided", "%one: i64, %size_: !llvm.ptr, %stride_: !llvm.ptr, %byte: i32, "
-          "%type: i32, %device32: i32, %space_: !llvm.ptr")}
+    {
+        call(
+            "%r2",
+            "aoti_torch_empty_strided",
+            "%one: i64, %size_: !llvm.ptr, %stride_: !llvm.ptr, %byte: i32, "
+            "%type: i32, %device32: i32, %space_: !llvm.ptr",
+        )
+    }
     %made = llvm.icmp "eq" %r2, %none : i32
     llvm.cond_br %made, ^made, ^leave(%single, %null : i32, !llvm.ptr)
   ^made:
@@ -203,6 +210,9 @@ def _host_call(n: int, words: int, eps: int | None) -> str:
             text += word(f"%a{n}_{i}", "%v", i)
             types.append("i64")
         arguments.append(f"%a{n}_{i}")
-    return text + f"""
+    return (
+        text
+        + f"""
     llvm.call %f({", ".join(arguments)}, %null, %threads) : !llvm.ptr, ({", ".join(types)}, !llvm.ptr, i32) -> ()
     llvm.return"""
+    )

@@ -21,7 +21,13 @@ from inductor_plugin.counters import counters
 from tuning_cache import Entry
 
 ROOT = Path(__file__).parents[2]
-OVERRIDDEN = ("aten::rms_norm", "aten::_fused_rms_norm", "aten::_fused_rms_norm_backward", "aten::topk", "aten::topk.values")
+OVERRIDDEN = (
+    "aten::rms_norm",
+    "aten::_fused_rms_norm",
+    "aten::_fused_rms_norm_backward",
+    "aten::topk",
+    "aten::topk.values",
+)
 norm = lambda x: F.rms_norm(x, x.shape[-1:])
 
 

@@ -114,7 +114,7 @@ def test_served(driver, name):
     want = composed_backward(*arguments, mask)
     gradient = mask[1] and arguments[-1] is not None
     driver.after, driver.part_bytes = ((SECOND, THIRD), PART_BYTES) if gradient else ((), 0)
-    for turn in (1, 2):
+    for _ in (1, 2):
         driver.launches.clear()
         got = call(*arguments, mask)
         assert len(driver.asked) == 1

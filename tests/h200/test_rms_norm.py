@@ -34,9 +34,7 @@ def every_kind(rows: int, width: int, dtype: str, back: bool):
     """(problem, one configuration of each way of dealing out rows that the space has for it)."""
     size = TORCH[dtype].itemsize
     align = 16 if width * size % 16 == 0 else size
-    problem = P(
-        width, dtype, dtype, residual=True, align=align, rows_hint=rows, **(BACK if back else {"rstd": True})
-    )
+    problem = P(width, dtype, dtype, residual=True, align=align, rows_hint=rows, **(BACK if back else {"rstd": True}))
     kinds: dict = {}
     for c in (candidate.config for candidate in configurations(problem, sm90a).kept):
         kinds.setdefault((c.held, c.slices > 1, c.parts > 0, c.ahead, c.sums), c)
