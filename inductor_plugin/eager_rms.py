@@ -7,6 +7,9 @@ decision.
 On a GPU ATen has kernels of both, with derivatives: ours take their place below autograd. On the CPU ATen composes the
 operator of others, and autograd sees those. There ours comes with a router on the autograd key: calls that ours
 serves go on to ATen's derivative of the fused operator (which calls our backward), all others take the way they had.
+
+Machine code does all this where it can (`eager_rms_host`, `eager_rms_door`); then this file serves gradients whose
+operands do not lie as kernels want them. It serves everything where torch lacks what such a door needs.
 """
 
 from __future__ import annotations
