@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 CPU = 0  # DeviceType's number (c10/core/DeviceType.h)
 EPS = 1e-6  # of calls that are measured
-MEASURED_ELEMENTS = 1 << 25  # of x, at most: larger calls are measured with fewer rows
+MEASURED_ELEMENTS = 1 << 24  # of x, at most: larger calls are measured with fewer rows
 FLOAT_BYTES = 4
 COMPOSED = ("rms_norm", "_fused_rms_norm")  # by ATen, on this device
 
