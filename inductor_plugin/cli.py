@@ -103,17 +103,23 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 
 @main.command()
-@click.argument("shapes", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option("--model", metavar="MODULE:FACTORY", help="instead of FILE: all that a model's graphs ask for")
+@click.option("--training", is_flag=True, help="of --model: forward and backward; else inference")
+@click.option("--dynamic", is_flag=True, help="of --model: sizes are symbolic")
+@click.option("--freezing", is_flag=True, help="of --model: weights are constants, which takes their memory")
 @click.option(
-    "--target", "targets", type=click.Choice(["x86", "gfx950"]), multiple=True, help="of SHAPES; default: x86"
-)
+    "--target", "targets", type=click.Choice(["x86", "gfx950", "sm90a"]), multiple=True,
+    help="default: x86; of a record: what it was recorded on",
+)  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 1024), help="compilers at a time; default: one a core")
 @click.option("--budget", callback=_seconds, help="such as 10m: begin nothing after that; run it again to go on")
-@click.option("--dry-run", is_flag=True, help="say what would be compiled")
-@click.option("--product", help="a GPU that is not here, as torch names it; default: AMD Instinct MI350X")
-@click.option("--compute-units", type=click.IntRange(1, 4096), help="of that GPU; default: 256")
+@click.option("--dry-run", is_flag=True, help="say what would be compiled and measured")
+@click.option("--compile-only", is_flag=True, help="measure nothing, although a target's device is here")
+@click.option("--product", help="a GPU that is not here, as torch names it; default: MI350X, H200")
+@click.option("--compute-units", type=click.IntRange(1, 4096), help="of that GPU; default: 256, 132")
 @click.option(
-    "--eager", is_flag=True, help="instead of SHAPES, eager operators: rms_norm and topk; what follows is theirs"
+    "--eager", is_flag=True, help="instead of FILE, eager operators: rms_norm and topk; what follows is theirs"
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--op", "ops", type=click.Choice(["rms_norm", "topk"]), multiple=True, help="default: both")
@@ -123,30 +129,48 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--k", "ks", callback=_numbers, help="of topk")
 @click.option("--inference", is_flag=True, help="leave out rms_norm with gradients")
 def warmup(
-    shapes: Path | None, targets: tuple[str, ...], jobs: int | None, budget: float | None, dry_run: bool,
-    product: str | None, compute_units: int | None, eager: bool, **options,
+    file: Path | None, model: str | None, training: bool, dynamic: bool, freezing: bool, targets: tuple[str, ...],
+    jobs: int | None, budget: float | None, dry_run: bool, compile_only: bool, product: str | None,
+    compute_units: int | None, eager: bool, **options,
 ) -> None:  # fmt: skip
-    """Fill the cache ahead: compile every candidate of the matrix products in SHAPES (.yaml, .json or .csv), for GPUs
-    that are not here too; or, with --eager, measure eager operators against ATen's.
+    """Fill the cache ahead. Of FILE, which names matrix products (.yaml, .json or .csv) or was written by
+    FLYKERNELS_RECORD, or of a model: compile every candidate, for GPUs that are not here too, and measure where a
+    target's device is here. With --eager, measure eager operators against ATen's.
 
+    MODULE:FACTORY is a function that returns (model, example inputs); it runs without weights or a GPU.
     What the cache knows already is not done again: a run that was stopped goes on where it was."""
-    if eager == (shapes is not None):
-        raise click.UsageError("name a file of shapes, or --eager: one of them")
+    if (file is not None) + (model is not None) + eager != 1:
+        raise click.UsageError("name a file, or --model, or --eager: one of them")
+    if model is None and (training or dynamic or freezing):
+        raise click.UsageError("--training, --dynamic and --freezing are of --model")
     if eager:
         from . import eager_warmup
 
         sys.exit(eager_warmup.run(**options))
-    assert shapes is not None
-    from tuning_cache.shapes import ShapesError, read
+    from templates.gemm.workers import Workers
 
-    try:
-        asked = read(shapes)
-    except ShapesError as e:
-        raise click.ClickException(f"{e}. Nothing was compiled.") from None
-    from . import warmup as ahead
+    pool = Workers(jobs or len(os.sched_getaffinity(0)))
+    pool.start()  # they import a compiler while this process imports torch
+    with pool:
+        from tuning_cache.record import RecordError
+        from tuning_cache.shapes import ShapesError
 
-    jobs = jobs or len(os.sched_getaffinity(0))
-    sys.exit(ahead.run(asked, targets or ("x86",), jobs, budget, dry_run, product, compute_units))
+        from . import warmup as ahead
+        from . import warmup_asked
+
+        console = ahead.console_here()
+        if not ahead.able(dry_run, console):
+            sys.exit(1)
+        try:
+            if file is not None:
+                asked = warmup_asked.from_file(file, targets, product, compute_units)
+            else:
+                asked = warmup_asked.from_model(
+                    str(model), targets, training, dynamic, freezing, product, compute_units
+                )
+        except (ShapesError, RecordError, warmup_asked.NothingAsked, warmup_asked.lowering.ModelError) as e:
+            raise click.ClickException(f"{e}. Nothing was compiled.") from None
+        sys.exit(ahead.run(asked, pool, budget, dry_run, compile_only, console))
 
 
 if __name__ == "__main__":

@@ -32,13 +32,10 @@ class Device:
     def candidates(self, problem: Any) -> Any:
         """The template's search space for a problem on this machine. Needs MLIR."""
         from flykernels import targets
-        from templates.gemm import space as dense
-        from templates.gemm.problem import GemmProblem
-        from templates.scaled_gemm import space as scaled
+        from templates import kinds
 
-        space = dense if isinstance(problem, GemmProblem) else scaled
         threads = self.description()["threads"] if self.target == "x86" else 1
-        return space.candidates(problem, getattr(targets, self.target), threads)
+        return kinds.candidates(problem, getattr(targets, self.target), threads)
 
 
 @functools.cache

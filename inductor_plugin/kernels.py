@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flykernels.codeobject import CodeObject
+from templates import kinds
 from templates.gemm.problem import GemmProblem
 from templates.scaled_gemm.problem import ScaledGemmProblem
 
@@ -87,14 +88,8 @@ def code_for(spec: Spec) -> CodeObject:
 
 def _build(spec: Spec) -> CodeObject:
     """x86 kernels here; GPU kernels, which take LLVM longer, in processes, so that precompiling uses all cores."""
-    if spec.op == scaled.OP:
-        from templates.scaled_gemm.build import build_from_json as build_scaled
-
-        return build_scaled(spec.problem, spec.config, spec.target)
     if spec.target == "x86":
-        from templates.gemm.build import build_from_json
-
-        return build_from_json(spec.problem, spec.config, spec.target)
+        return kinds.build(spec.problem, spec.config, spec.target)
     return _workers().build(spec.problem, spec.config, spec.target)
 
 
@@ -122,6 +117,15 @@ def activation(name: str) -> Callable | None:
         "none": None, "relu": F.relu, "silu": F.silu,
         "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     }[name]  # fmt: skip
+
+
+def torch_dtype(name: str) -> Any:
+    """torch's dtype of an element type's name: "bf16", "f8E4M3FN", ..."""
+    import torch
+
+    from flykernels.dtypes import dtype
+
+    return getattr(torch, dtype(name).torch or name)
 
 
 def packing_of(spec: Spec) -> str:

@@ -1,4 +1,4 @@
-"""Builds GEMM kernels on all cores: one process a core, because tracing holds Python's interpreter lock.
+"""Builds matrix kernels on all cores: one process a core, because tracing holds Python's interpreter lock.
 
     with Workers() as pool:
         codes = pool.build_all(problem, [c.config for c in space.kept], "gfx950")
@@ -18,10 +18,10 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from flykernels.codeobject import CodeObject
-
-from .problem import GemmProblem
+from templates import kinds
 
 ROOT = Path(__file__).parents[2]  # where `templates` and `flykernels` are imported from
 
@@ -39,14 +39,21 @@ class Workers:
         for _ in range(self.count):
             self._idle.put(None)
 
-    def build(self, problem: GemmProblem, config: dict, target: str) -> CodeObject:
-        """One kernel, in a process; waits while all are busy. BuildFailed with what went wrong."""
-        asked = {"problem": problem.key(), "config": config, "target": target}
+    def start(self) -> None:
+        """Starts the processes now: they import what they need while this one does something else."""
+        for _ in range(self.count):
+            worker = self._idle.get()
+            self._idle.put(worker if worker is not None and worker.poll() is None else self._start())
+
+    def build(self, problem: Any, config: dict, target: str) -> CodeObject:
+        """One kernel of a problem of any template of `kinds`, in a process; waits while all are busy. BuildFailed with
+        what went wrong."""
+        asked = {"template": kinds.template_of(problem), "problem": problem.key(), "config": config, "target": target}
         return CodeObject.from_bytes(self._answer(asked, f"built {config} for {target}"))
 
-    def candidates(self, problem: GemmProblem, target: str, threads: int = 1) -> tuple[list[dict], list[str]]:
+    def candidates(self, problem: Any, target: str, threads: int = 1) -> tuple[list[dict], list[str]]:
         """The configurations' key()s that `space.candidates` keeps, and why it drops the others, likewise."""
-        asked = {"problem": problem.key(), "target": target, "threads": threads}
+        asked = {"template": kinds.template_of(problem), "problem": problem.key(), "target": target, "threads": threads}
         kept, dropped = json.loads(self._answer(asked, f"searched configurations for {target}"))
         return kept, dropped
 
@@ -67,7 +74,7 @@ class Workers:
             raise BuildFailed(answer.decode())
         return answer
 
-    def build_all(self, problem: GemmProblem, configs: Sequence, target: str) -> list[CodeObject | BuildFailed]:
+    def build_all(self, problem: Any, configs: Sequence, target: str) -> list[CodeObject | BuildFailed]:
         """All configurations (dataclasses with key()), as many at a time as there are processes, in order."""
 
         def one(config) -> CodeObject | BuildFailed:
@@ -125,19 +132,16 @@ def serve() -> None:
     """The worker: questions on standard input, answers on standard output, until the input ends."""
     from flykernels import targets
 
-    from .build import build_from_json
-    from .space import candidates
-
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not mix with answers
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         try:
-            problem = GemmProblem(**asked["problem"])
+            problem = kinds.problem_class(asked["template"])(**asked["problem"])
             if "config" in asked:
-                kind, answer = b"code", build_from_json(problem, asked["config"], asked["target"]).to_bytes()
+                kind, answer = b"code", kinds.build(problem, asked["config"], asked["target"]).to_bytes()
             else:
-                space = candidates(problem, getattr(targets, asked["target"]), asked["threads"])
+                space = kinds.candidates(problem, getattr(targets, asked["target"]), asked["threads"])
                 found = [c.config.key() for c in space.kept], [d.reason for d in space.dropped]
                 kind, answer = b"space", json.dumps(found).encode()
         except Exception as e:
