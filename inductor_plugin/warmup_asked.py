@@ -86,7 +86,12 @@ def from_model(
         if freezing and target != "x86" and not here:
             notes.append(f"{target}: --freezing folds constants on the GPU, which is not here; lowered without")
             program = lowering.Program(program.make, training, program.dynamic)
-        seen = lowering.lower(program, target, description, here)
+        try:
+            seen = lowering.lower(program, target, description, here)
+        except (lowering.ModelError, KeyboardInterrupt):
+            raise
+        except Exception as e:  # the user's code
+            raise NothingAsked(f"{name} cannot be taken through torch.compile: {type(e).__name__}: {e}") from e
         problems = [of_request(request, target, description) for request in seen.requests.values()]
         notes += [f"{target}: a graph of the model was passed over: {reason}" for reason in seen.failed]
         notes.append(f"{target}: the model asks for {len(problems)} problems")
