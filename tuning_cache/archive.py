@@ -23,7 +23,7 @@ BLOCK = 512  # bytes, tar's unit
 END = bytes(2 * BLOCK)
 GZIP = b"\x1f\x8b"
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
-SEGMENT = re.compile(r"segments/(entries|objects)-00000000-([0-9a-f]{64})\.fks")
+SEGMENT = re.compile(r"segments/(entries|objects)-\d{8}-([0-9a-f]{64})\.fks")
 KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
     tarfile.LNKTYPE: "a hard link",

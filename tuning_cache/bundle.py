@@ -2,7 +2,7 @@
 
     manifest.json                              what follows, with sizes and SHA-256 (see manifest.py)
     manifest.sig                               optional: see signature.py
-    segments/entries-00000000-<SHA-256>.fks    as in a store (see segment.py); entries first, in order
+    segments/entries-00000000-<SHA-256>.fks    as in a store (see segment.py), numbered in the order of addresses
     segments/objects-00000000-<SHA-256>.fks    every code object that the entries name
 
 A digest says that a bundle is as it was written; only a signature says by whom. Code objects are programs: import
@@ -104,12 +104,11 @@ def export(
 
     try:
         with tempfile.TemporaryDirectory(prefix=STAGING, dir=path.parent) as folder:
-            parts = [(kind, *part) for kind, records in (("entries", entries), ("objects", objects))
-                     for part in segment.write(Path(folder), kind, records())]  # fmt: skip
             files, held = {}, {}
-            for kind, part, digest in parts:
-                name = f"{SEGMENTS}/{segment.name_of(kind, 0, digest)}"
-                files[name], held[name] = (part.stat().st_size, digest), part
+            for kind, records in (("entries", entries), ("objects", objects)):
+                for n, (part, digest) in enumerate(segment.write(Path(folder), kind, records())):
+                    name = f"{SEGMENTS}/{segment.name_of(kind, n, digest)}"
+                    files[name], held[name] = (part.stat().st_size, digest), part
             manifest = Manifest(
                 files, **counts, targets=each_once(targets.values()), versions=each_once(versions.values()),
                 made_by=made_by,

@@ -6,7 +6,6 @@ process that dies halfway leaves things there twice, not less."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import tempfile
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import segment
-from .entry import Entry, EntryError, NewerFormat
-from .layer import Found, Layer
+from .entry import HEAD, Entry
+from .layer import Found, Layer, damage
 from .segment import Segment
 from .store import Store
 
@@ -64,9 +63,10 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
                 own = found.segment is None
                 if own and (not files or (kind == "entries" and store.is_locked(address))):
                     continue
-                content = _whole(kind, address, found)
-                if content is None:
+                if damage(kind, address, found.content):
                     continue
+                line = kind == "objects" or found.content.startswith(HEAD)
+                content = found.content if line else Entry.from_json(found.content).to_line()
                 if own:
                     time = _changed(found.path)
                     folded.append((address, found, time))
@@ -89,17 +89,6 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
                     done.files += 1
     layer.discard([part for part in old if part.path not in moved])
     setattr(done, kind, len(used))
-
-
-def _whole(kind: str, address: str, found: Found) -> bytes | None:
-    """A record's bytes, if it is one that can be read."""
-    if kind == "objects":
-        return found.content if hashlib.sha256(found.content).hexdigest() == address else None
-    try:
-        entry = Entry.from_json(found.content)
-    except (UnicodeDecodeError, EntryError, NewerFormat):
-        return None
-    return entry.to_line() if entry.key.digest == address else None
 
 
 def _changed(path: Path) -> float:

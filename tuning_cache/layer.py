@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import segment
-from .entry import is_digest
+from .entry import Entry, EntryError, is_digest
 from .segment import Record, Segment, SegmentError
 
 SUFFIX = {"entries": ".json", "objects": ".fko"}
@@ -210,6 +210,18 @@ class Layer:
             with contextlib.suppress(OSError):
                 os.unlink(part)
             raise
+
+
+def damage(kind: str, address: str, content: bytes) -> str | None:
+    """Why what lies under an address is not to be read, or None. A newer format's entry counts as damaged here."""
+    if kind == "objects":
+        whole = hashlib.sha256(content).hexdigest() == address
+        return None if whole else "its content does not match its name"
+    try:
+        entry = Entry.from_json(content)
+    except (UnicodeDecodeError, EntryError) as e:
+        return str(e)
+    return None if entry.key.digest == address else "it lies under another key's name"
 
 
 def _sync(path: Path) -> None:

@@ -101,9 +101,9 @@ def packed(path: Path, known: dict[str, bytes], **manifest) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("entries", "objects"):
             rows = sorted((bytes.fromhex(n[8:]), data) for n, data in known.items() if n.startswith(kind))
-            for part, digest in segment.write(Path(folder), kind, rows):
+            for n, (part, digest) in enumerate(segment.write(Path(folder), kind, rows)):
                 data = part.read_bytes()
-                members.append((f"segments/{segment.name_of(kind, 0, digest)}", data))
+                members.append((f"segments/{segment.name_of(kind, n, digest)}", data))
                 sums[members[-1][0]] = len(data), digest
     counts = [sum(n.startswith(kind) for n in known) for kind in ("entries", "objects")]
     targets, versions = each_once(e.key.target for e in entries), each_once(e.key.versions for e in entries)

@@ -136,7 +136,7 @@ def test_an_entry_of_a_newer_format(tmp_path):
 NAMES = {
     "../../etc/passwd": "leads out", "/etc/passwd": "leads out", "segments/../../x": "leads out",
     "segments/x.fks": "no name", "segments\\x.fks": "no name", "C:/x": "no name", "": "no name|damaged",
-    "segments/entries-00000001-" + "b" * 64 + ".fks": "no name", "./manifest.json": "no name", "evil.py": "no name",
+    "segments/entries-1-" + "b" * 64 + ".fks": "no name", "./manifest.json": "no name", "evil.py": "no name",
     "entries/bb/" + "b" * 64 + ".json": "no name",
 }  # fmt: skip
 
