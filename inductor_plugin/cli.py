@@ -105,7 +105,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @main.command()
 @click.argument("shapes", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @click.option(
-    "--target", "targets", type=click.Choice(["x86", "gfx950"]), multiple=True, help="of SHAPES; default: x86"
+    "--target", "targets", type=click.Choice(["x86", "gfx950", "sm90a"]), multiple=True, help="of SHAPES; default: x86"
 )
 @click.option("--jobs", type=click.IntRange(1, 1024), help="compilers at a time; default: one a core")
 @click.option("--budget", callback=_seconds, help="such as 10m: begin nothing after that; run it again to go on")

@@ -33,9 +33,12 @@ from .fingerprint import versions
 from .kernels import Spec
 from .strides import alignments, unit_stride
 
-TARGETS = ("x86", "gfx950")
+TARGETS = ("x86", "gfx950", "sm90a")
 # What torch says of a GPU that is not here: see `devices.py` for what keys hold of it.
-ELSEWHERE = {"gfx950": {"arch": "gfx950", "product": "AMD Instinct MI350X", "compute_units": 256}}
+ELSEWHERE = {
+    "gfx950": {"arch": "gfx950", "product": "AMD Instinct MI350X", "compute_units": 256},
+    "sm90a": {"arch": "sm_90", "product": "NVIDIA H200", "compute_units": 132},
+}
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 FAILURES_SHOWN = 5
 THREADS_A_JOB = 2
