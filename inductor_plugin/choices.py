@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from flykernels.versions import mlir_version
 from tuning_cache import FAILED, Entry, Timing
 
 from . import asked, install, kernels, private, scaled, settings
@@ -138,11 +139,17 @@ def packed_constant(request: Request, spec: Spec) -> Any:
 
 
 def specs(request: Request, entry: Entry | None = None) -> list[Spec]:
-    """The candidates' specifications, without those that the cache has quarantined."""
+    """The candidates' specifications, without those that the cache has quarantined. Where there is no compiler to look
+    for them, those that the cache has code objects of."""
     device = device_for(request.layout.device)
+    if mlir_version() is None:
+        held = [t for t in entry.timings.values() if t.config is not None and t.artefact] if entry else []
+        configs: list[Any] = [t.config for t in held]
+    else:
+        configs = [candidate.config.key() for candidate in device.candidates(request.problem).kept]
     found = []
-    for candidate in device.candidates(request.problem).kept:
-        spec = Spec(request.op, device.target, request.problem, candidate.config.key())
+    for config in configs:
+        spec = Spec(request.op, device.target, request.problem, config)
         timing = entry.timings.get(spec.name) if entry else None
         if timing is not None and timing.quarantined:
             log.info("%s: left out: %s", spec.name, timing.quarantined)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import click
+from rich.console import Console
 
 from . import __version__
 from .cache_cli import cache
@@ -171,6 +172,38 @@ def warmup(
         except (ShapesError, RecordError, warmup_asked.NothingAsked, warmup_asked.lowering.ModelError) as e:
             raise click.ClickException(f"{e}. Nothing was compiled.") from None
         sys.exit(ahead.run(asked, pool, budget, dry_run, compile_only, console))
+
+
+@main.command()
+@click.argument("page", type=click.Path(dir_okay=False, path_type=Path), default="flykernels-report.html")
+@click.option("--no-page", is_flag=True, help="only the table")
+@click.option("--most", type=click.IntRange(1, 100_000), default=500, show_default=True, help="problems to list")
+@click.option(
+    "--figures", type=click.Path(dir_okay=False, path_type=Path), multiple=True,
+    help="what a bench's --json wrote (such as simulated times): shown with its label",
+)  # fmt: skip
+def report(page: Path, no_page: bool, most: int, figures: tuple[Path, ...]) -> None:
+    """What the cache knows: a table, and PAGE, one HTML file that needs no network (flykernels-report.html)."""
+    from . import report as known
+    from . import settings
+
+    try:
+        found = known.collect(settings.store(), most, figures)
+    except known.FiguresError as e:
+        raise click.ClickException(str(e)) from None
+    console = Console()
+    known.show(found, console if console.is_terminal else Console(width=200))
+    if no_page:
+        return
+    try:
+        from .report_page import page as made
+
+        page.write_text(made(found), encoding="utf-8")
+    except ImportError as e:
+        raise click.ClickException(f"the page's pictures need more: pip install 'flykernels[report]' ({e})") from e
+    except OSError as e:
+        raise click.ClickException(f"{page} cannot be written: {e.strerror}") from None
+    click.echo(f"wrote {page}")
 
 
 if __name__ == "__main__":

@@ -170,6 +170,8 @@ def target_of(description: dict) -> str:
 def title(key: Key) -> str:
     """A key's problem as a person reads it: "addmm+gelu 64x1536x384 bf16 NT"."""
     p = key.problem
+    if not {"m", "n", "k"} <= set(p):
+        return " ".join([key.op, *(f"{name}={value}" for name, value in p.items())])
     batch = f"{p['batch']}x" if p.get("batch", 1) != 1 else ""
     m = p.get("m")
     rows = f"(symbolic, {p.get('m_hint')})" if m == "symbolic" else m

@@ -86,11 +86,13 @@ def note(key: Key, path: str) -> None:
 
 def _lines(path: str) -> set[str]:
     try:
-        with open(path, "rb") as file:
-            held = file.read(FILE_MOST) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer does not block it
     except FileNotFoundError:
         return set()
-    return set(held.decode(errors="replace").splitlines())
+    with open(file, "rb") as held:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return set()
+        return set(held.read(FILE_MOST).decode(errors="replace").splitlines())
 
 
 def _append(path: str, line: bytes) -> None:

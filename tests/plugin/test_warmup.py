@@ -212,3 +212,55 @@ def test_bad_input_is_refused_and_nothing_is_written(tmp_path, own_caches, monke
     monkeypatch.setenv("FLYKERNELS_MODE", "pinned")
     assert cli(shapes_file(tmp_path, {"m": 1, "n": 8, "k": 8})).exit_code == 1
     assert not (own_caches / "flykernels").exists()
+
+
+def test_misses_are_recorded_and_the_record_is_taken(tmp_path, prefer_ours, monkeypatch):
+    misses = tmp_path / "misses"
+    monkeypatch.setenv("FLYKERNELS_RECORD", str(misses))
+    monkeypatch.setenv("FLYKERNELS_MODE", "pinned")
+    x, w, b = torch.randn(6, 40), torch.randn(24, 40), torch.randn(24)
+    layer = lambda x, w, b: torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b))
+    compile_with(layer)(x, w, b)
+    ops = [json.loads(line)["op"] for line in misses.read_text().splitlines()]
+    assert ops == ["addmm", "addmm+gelu"]
+    monkeypatch.delenv("FLYKERNELS_MODE")
+    with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN,FLYKERNELS"):
+        done = cli(str(misses), "--jobs", "1")
+    assert done.exit_code == 0 and "2 problems measured" in done.output and "not measured" not in done.output, (
+        done.output
+    )
+    assert len(misses.read_text().splitlines()) == 2  # the warmup's own are no misses
+    travelled(tmp_path, monkeypatch, "taken")
+    monkeypatch.setattr(kernels, "_build", lambda spec: pytest.fail("compiled"))
+    out, text = run_and_get_code(compile_with(layer), x, w, b)
+    assert ours_ran(text) and torch.allclose(out, layer(x, w, b), atol=1e-4)
+    assert counters["compiles"] == counters["benchmarks"] == 0 and len(misses.read_text().splitlines()) == 2
+
+
+def test_records_of_other_machines(tmp_path, own_caches):
+    def record(**target):
+        problem = wanted.problems_of(Shape("mm", 8, 64, 32, bias="none"), "gfx950", MI350)[0].key.problem
+        path = tmp_path / "misses"
+        path.write_text(json.dumps({"format": 1, "op": "mm", "problem": problem, "target": target}) + "\n")
+        return str(path)
+
+    other = cli(record(arch="x86-64-v3", product="Z80", threads=2))
+    assert other.exit_code == 1 and "recorded on another CPU" in other.output and "Nothing was compiled" in other.output
+    unknown = cli(record(arch="gfx1100", product="RX", compute_units=96))
+    assert unknown.exit_code == 1 and "no target has the architecture" in unknown.output
+    plan = cli(record(arch="gfx950", product="AMD Instinct MI355X", compute_units=256), "--dry-run")
+    assert plan.exit_code == 0 and "MI355X" in plan.output and "nothing was written" in plan.output
+    none = cli(record(arch="gfx950", product="AMD Instinct MI355X", compute_units=256), "--target", "sm90a")
+    assert none.exit_code == 1 and "for sm90a" in none.output
+    assert not (own_caches / "flykernels").exists()
+
+
+def test_scaled_products_and_epilogues_of_shapes():
+    named = lambda shape, target="gfx950": [p.key.op for p in wanted.problems_of(shape, target, MI350)]
+    gelu = Shape("addmm+gelu", 64, 64, 64, bias="row")
+    assert named(gelu) == ["addmm", "addmm+gelu", "mm", "mm+gelu"] and named(gelu, "x86") == ["addmm", "addmm+gelu"]
+    assert named(Shape("mm", 8, 8, 8, bias="none", residual=True)) == ["mm", "mm+none"]
+    mx = Shape("scaled_mm", 32, 64, 128, "f8E4M3FN", b_dtype="f4E2M1FN", scaling="block", out_dtype="bf16", bias="none")
+    (problem,) = wanted.problems_of(mx, "gfx950", MI350)
+    assert problem.key.op == "_scaled_mm" and problem.problem.row_bytes("b") == 64 and problem.problem.align_a == 16
+    assert str(problem) == "_scaled_mm 32x64x128 f8E4M3FN*f4E2M1FN scaled by block on gfx950"

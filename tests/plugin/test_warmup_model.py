@@ -1,4 +1,4 @@
-"""`flykernels warmup --model`: every problem of a model, without weights or GPU, under the key that Inductor looks up."""
+"""`flykernels warmup --model`: every problem of a model, without weights or GPU, under the keys Inductor looks up."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ GPUS = ("gfx950", "sm90a")
 
 
 @pytest.fixture(autouse=True)
-def few_rivals(monkeypatch):
+def few_rivals():
     """C++ templates take g++ seconds each."""
-    monkeypatch.setattr(torch._inductor.config, "max_autotune_gemm_backends", "ATEN,FLYKERNELS")
+    with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN,FLYKERNELS"):
+        yield
 
 
 def cli(*args):
@@ -51,7 +52,15 @@ def test_the_compilation_finds_every_problem_compiled_and_measured(tmp_path, pre
     done = cli("--model", "tests.plugin.models:block")
     assert done.exit_code == 0 and "not measured" not in done.output, done.output
     warmed = {key.digest: settings.store().newest(key) for key in settings.store().all_keys()}
-    assert sorted(e.key.op for e in warmed.values()) == ["addmm", "addmm", "addmm+gelu", "addmm+none", "bmm", "bmm", "mm"]
+    assert sorted(e.key.op for e in warmed.values()) == [
+        "addmm",
+        "addmm",
+        "addmm+gelu",
+        "addmm+none",
+        "bmm",
+        "bmm",
+        "mm",
+    ]
     assert all(e.winner and all(t.artefact for t in e.timings.values() if t.config) for e in warmed.values())
     monkeypatch.setattr(kernels, "_build", lambda spec: pytest.fail("compiled"))
     as_if_new(monkeypatch, tmp_path)
@@ -59,7 +68,11 @@ def test_the_compilation_finds_every_problem_compiled_and_measured(tmp_path, pre
     assert set(requests) == set(warmed) and ours_ran(code)
     assert counters["compiles"] == counters["benchmarks"] == 0
     again = cli("--model", "tests.plugin.models:block")
-    assert again.exit_code == 0 and "0 compiled" in again.output and "0 problems measured, 7 decided before" in again.output
+    assert (
+        again.exit_code == 0
+        and "0 compiled" in again.output
+        and "0 problems measured, 7 decided before" in again.output
+    )
 
 
 def test_compiled_without_measuring_and_frozen(tmp_path, prefer_ours, monkeypatch):
