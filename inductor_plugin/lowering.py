@@ -68,16 +68,17 @@ def lower(
     listener, seen = Listener(decide and here, deadline), Seen()
     options: dict[str, Any] = {
         "max_autotune": True, "max_autotune_gemm_backends": backends() if decide else f"ATEN,{TOKEN}",
-        "force_disable_caches": True, "freezing": program.freezing,
+        "force_disable_caches": True,
     }  # fmt: skip
     if gpu and not here:
         options["fallback_random"] = True  # seeds would be made on the GPU
     failed = lambda e: seen.failed.append(f"{type(e).__name__}: {e}")
     compiled_by = private_ahead.backend(gpu and not here, options, failed)
     elsewhere = private_ahead.gpu_elsewhere(target, description) if gpu and not here else contextlib.nullcontext()
+    frozen = private.load().names.config.patch(freezing=program.freezing)  # tracing asks for it too
     torch._dynamo.reset()
     try:
-        with listening(listener), private_ahead.lowering_only(), elsewhere:
+        with listening(listener), private_ahead.lowering_only(), elsewhere, frozen:
             _call(program, torch.device("cuda" if gpu and here else "cpu"), compiled_by)
     finally:
         torch._dynamo.reset()

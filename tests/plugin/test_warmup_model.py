@@ -37,12 +37,12 @@ def as_if_new(monkeypatch, tmp_path):
     counters.clear()
 
 
-def compiled(factory, **options):
+def compiled(factory):
     """(problems that a real compilation asked for, by digest; its code)."""
     model, inputs = factory()
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     with torch.no_grad(), asked.listening(asked.Listener(decide=True)) as listener:
-        out, code = run_and_get_code(compile_with(model.eval(), **options), *arguments)
+        out, code = run_and_get_code(compile_with(model.eval()), *arguments)
         expected = model(*arguments)
     assert torch.allclose(out, expected, atol=1e-4)
     return listener.requests, code
@@ -75,14 +75,15 @@ def test_the_compilation_finds_every_problem_compiled_and_measured(tmp_path, pre
     )
 
 
-def test_compiled_without_measuring_and_frozen(tmp_path, prefer_ours, monkeypatch):
+def test_compiled_without_measuring_and_frozen(tmp_path, prefer_ours, monkeypatch, freezing):
     done = cli("--model", "tests.plugin.models:linear", "--freezing", "--compile-only")
     assert done.exit_code == 0, done.output
     warmed = {key.digest: settings.store().newest(key) for key in settings.store().all_keys()}
     assert len(warmed) == 1 and all(e.key.problem["packed_b"] and not e.winner for e in warmed.values())
     monkeypatch.setattr(kernels, "_build", lambda spec: pytest.fail("compiled"))
     as_if_new(monkeypatch, tmp_path)
-    requests, code = compiled(models.linear, freezing=True)
+    freezing()
+    requests, code = compiled(models.linear)
     assert set(requests) == set(warmed) and ours_ran(code)
     assert counters["compiles"] == 0 and counters["benchmarks"] > 0
 
