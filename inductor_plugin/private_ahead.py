@@ -125,7 +125,7 @@ def backend(gpu: bool, options: dict, failed: Callable[[Exception], None]) -> Ca
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     def inner(graph: Any, inputs: Sequence[Any], **more: Any) -> Any:
-        kept = copy.deepcopy(graph)
+        kept = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # constants are not copied
         try:
             given = on_gpu(graph, inputs) if gpu else inputs
             with unset_fake_temporarily():  # what is measured is measured on real tensors
