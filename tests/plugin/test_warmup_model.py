@@ -79,7 +79,7 @@ def test_compiled_without_measuring_and_frozen(tmp_path, prefer_ours, monkeypatc
     done = cli("--model", "tests.plugin.models:linear", "--freezing", "--compile-only")
     assert done.exit_code == 0, done.output
     warmed = {key.digest: settings.store().newest(key) for key in settings.store().all_keys()}
-    assert len(warmed) == 1 and all(e.key.problem["packed_b"] and not e.winner for e in warmed.values())
+    assert len(warmed) == 2 and all(e.key.problem["packed_b"] and not e.winner for e in warmed.values())
     monkeypatch.setattr(kernels, "_build", lambda spec: pytest.fail("compiled"))
     as_if_new(monkeypatch, tmp_path)
     freezing()
