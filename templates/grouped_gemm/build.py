@@ -6,12 +6,14 @@ from flykernels.codeobject import CodeObject
 from flykernels.lang import trace
 from flykernels.versions import mlir_version
 from templates.gemm.config import X86Config
+from templates.gemm.sm90a_config import Sm90aConfig
 
-from . import x86
+from . import sm90a, x86
 from .problem import GroupedGemmProblem
 
-KERNELS = {"x86": x86.grouped_gemm}
-CONFIGS = {"x86": X86Config}
+KERNELS = {"x86": x86.grouped_gemm, "sm90a": sm90a.grouped_gemm}
+CONFIGS = {"x86": X86Config, "sm90a": Sm90aConfig}
+WHY_NOT = {"sm90a": sm90a.why_not}  # what one target's kernel does not take
 
 
 def build(problem: GroupedGemmProblem, config, target) -> CodeObject:
@@ -19,6 +21,8 @@ def build(problem: GroupedGemmProblem, config, target) -> CodeObject:
     reason = problem.why_not(target)
     if target.name not in KERNELS:
         reason = reason or f"kernels exist for {', '.join(KERNELS)}"
+    elif target.name in WHY_NOT:
+        reason = reason or WHY_NOT[target.name](problem)
     if reason is not None:
         raise ValueError(f"no grouped GEMM kernel for {problem} on {target.name}: {reason}")
     source = {"template": "grouped_gemm", "problem": problem.key(), "config": config.key(), "mlir": mlir_version()}
