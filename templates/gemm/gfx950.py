@@ -72,27 +72,37 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Gfx950Config):
     b, _ = part_of_k(p, cfg, view("b").transposed(), cfg.tile_n, column, piece)
 
     # prologue and main loop
-    if cfg.interleaved:
-        sums, rings = interleaved_loop(k, p, cfg, mma, a, b, last)
-    else:
-        rings = {
-            "A": operand_ring(k, p, cfg, "a", a, cfg.tile_m, last),
-            "B": operand_ring(k, p, cfg, "b", b, cfg.tile_n, last),
-        }
-        main_loop: Callable = direct_loop if direct_bytes(p) else copied_loop
-        sums = {(0, 0): main_loop(k, mma, rings["A"], rings["B"])}
+    sums, rings = multiplied(k, p, cfg, mma, a, b, last)
 
     # epilogue
     k.afresh()  # registers are for the main loop
-    shelves = [(r.lds.pointer, r.lds_bytes) for r in rings.values()]
-    if cfg.k_waves > 1:
-        shelves = [(k.shared(f32, Layout((cfg.tile_bytes(p) // f32.bytes,), (1,))).pointer, cfg.tile_bytes(p))]
+    shelves = shelves_of(k, p, cfg, rings)
     write = lambda sums: store(k, p, cfg, mma, sums, view, (row, column), shelves)
     if cfg.split_k == 1:
         write(sums)
     else:
         tile = (batch * rows + row) * columns + column
         last_of_slices(k, cfg, sums, given["workspace"], tile, piece, write)
+
+
+def multiplied(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a, b, last=None):
+    """({part of the tile: its sums}, the rings by name, whose LDS is free once all are here), of a workgroup's rows
+    of A and columns of B, both (rows, K). last: of the rings, see `Ring`."""
+    if cfg.interleaved:
+        return interleaved_loop(k, p, cfg, mma, a, b, last)
+    rings = {
+        "A": operand_ring(k, p, cfg, "a", a, cfg.tile_m, last),
+        "B": operand_ring(k, p, cfg, "b", b, cfg.tile_n, last),
+    }
+    main_loop: Callable = direct_loop if direct_bytes(p) else copied_loop
+    return {(0, 0): main_loop(k, mma, rings["A"], rings["B"])}, rings
+
+
+def shelves_of(k: Kernel, p: GemmProblem, cfg: Gfx950Config, rings) -> list:
+    """(LDS pointer, bytes) where parts of the tile may be put down: in what the main loop has left, or beside it."""
+    if cfg.k_waves > 1:
+        return [(k.shared(f32, Layout((cfg.tile_bytes(p) // f32.bytes,), (1,))).pointer, cfg.tile_bytes(p))]
+    return [(r.lds.pointer, r.lds_bytes) for r in rings.values()]
 
 
 def tiles_of(size, tile: int):
