@@ -17,7 +17,7 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.plan import Plan
 from flykernels.lang.ring import CopiedRing, Ring
-from flykernels.lang.values import Value
+from flykernels.lang.values import Value, maximum
 from flykernels.layout import Layout
 from flykernels.targets.gfx950 import BUFFER_MOST
 
@@ -95,6 +95,8 @@ def multiplied(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a, b
         "B": operand_ring(k, p, cfg, "b", b, cfg.tile_n, last),
     }
     main_loop: Callable = direct_loop if direct_bytes(p) else copied_loop
+    if rings["A"].run_time:
+        main_loop = direct_loop_to if direct_bytes(p) else copied_loop_to
     return {(0, 0): main_loop(k, mma, rings["A"], rings["B"])}, rings
 
 
@@ -132,6 +134,55 @@ def direct_loop(k: Kernel, mma: TiledMma, A: Ring, B: Ring) -> Fragment:
         acc = k.loop(0, whole, carry=acc)(lambda t, acc: tile(0, t, acc))
     for t in range(whole, A.tiles):
         acc = tile(t, t, acc)
+    return acc
+
+
+def direct_loop_to(k: Kernel, mma: TiledMma, A: Ring, B: Ring) -> Fragment:
+    """The same where only the run knows how deep K is; 0 gives zeros. Near K's end loads are not counted: see above."""
+    ahead, needed = A.stages - 1, lambda t: [(A, t), (B, t)]
+    plan = Plan(start=-ahead, fetch=lambda t: needed(t + ahead), need=needed)
+    plan.prologue()
+    counted = maximum(A.count - (ahead + 1), 0)  # steps whose fetches are whole
+
+    @k.loop(0, counted, carry=mma.zeros())
+    def most(t, acc):
+        k.wait_loads(plan.in_flight(0))
+        k.barrier()
+        plan.issue(0, lambda n: t + n)
+        return product(mma, A, B, t, acc)
+
+    @k.loop(counted, A.count, carry=most)
+    def acc(t, acc):
+        k.wait_loads(0)
+        k.barrier()
+
+        @k.when(t + ahead < A.count)
+        def _():
+            plan.issue(0, lambda n: t + n)
+
+        return product(mma, A, B, t, acc)
+
+    k.wait_loads(0)  # of a K of 0: no load may come later into LDS that others use
+    return acc
+
+
+def copied_loop_to(k: Kernel, mma: TiledMma, A: CopiedRing, B: CopiedRing) -> Fragment:
+    """The same, through registers."""
+
+    def put(t):
+        vectors = A.fetch(t), B.fetch(t)
+        return lambda: (A.put(t, vectors[0]), B.put(t, vectors[1]))
+
+    put(0)()
+
+    @k.loop(0, A.count, carry=mma.zeros())
+    def acc(t, acc):
+        k.barrier()
+        land = put(t + 1)  # zeros, past the end
+        acc = product(mma, A, B, t, acc)
+        land()
+        return acc
+
     return acc
 
 

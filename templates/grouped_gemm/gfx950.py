@@ -53,8 +53,11 @@ def one_tile(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, given: dict, 
     view = lambda name: matrix(p, given, name, group, first, size)
     mma = mma_of(k, d, tile)
     if p.k or p.form == "k":
-        a, last = part_of_k(d, tile, view("a"), tile.tile_m, row, 0)
-        b, _ = part_of_k(d, tile, view("b").transposed(), tile.tile_n, column, 0)
+        operands = (view("a"), tile.tile_m, row), (view("b").transposed(), tile.tile_n, column)
+        if p.form == "k":
+            (a, b), last = (x.tile((n,), at) for x, n, at in operands), None
+        else:
+            (a, last), (b, _) = (part_of_k(d, tile, *x, 0) for x in operands)
         sums, rings = dense.multiplied(k, d, tile, mma, a, b, last)
         k.afresh()  # registers are for the main loop
         shelves = dense.shelves_of(k, d, tile, rings)
