@@ -9,7 +9,7 @@ import torch
 
 from templates.grouped_gemm.problem import GroupedGemmProblem
 from templates.grouped_gemm.reference import reference, tolerance
-from tests.gemm.x86_case import TORCH, Guarded, guarded
+from tests.gemm.x86_case import GUARD, TORCH, Guarded
 
 SIZES = {
     "even": (8, 8, 8),
@@ -55,6 +55,20 @@ def offsets(sizes) -> torch.Tensor:
     return torch.tensor(np.cumsum(sizes), dtype=torch.int32)
 
 
+def placed(values: torch.Tensor, layout: str, pad: int, align: int) -> Guarded:
+    """values (groups, rows, columns) or (rows, columns) copied into NaN-filled memory whose first element lies, and whose
+    rows and groups begin, at multiples of `align` elements and no more. pad: elements between rows (or columns)."""
+    up = lambda n: -(-n // align) * align
+    *outer, rows, columns = values.shape
+    stride = {"row": (up(columns + pad), 1), "col": (1, up(rows + pad))}[layout]
+    one = up((rows - 1) * stride[0] + (columns - 1) * stride[1] + 1 + pad) if min(rows, columns) else align
+    offset = GUARD + align
+    buffer = torch.full((up(one * (outer[0] if outer else 1)) + 2 * offset,), float("nan"), dtype=values.dtype)
+    view = buffer.as_strided(values.shape, (*((one,) if outer else ()), *stride), offset)
+    view.copy_(values)
+    return Guarded(view, buffer, buffer.clone())
+
+
 def case(p: GroupedGemmProblem, offs=None, tokens: int = 0, scale: float = 1.0, pad: int = 0, seed: int = 0) -> Case:
     """Random operands in the layouts that a problem states. tokens: T (default: where offs end)."""
     make = torch.Generator().manual_seed(seed)
@@ -64,14 +78,15 @@ def case(p: GroupedGemmProblem, offs=None, tokens: int = 0, scale: float = 1.0, 
     k = tokens if form == "k" else k
     lead = lambda x: g if p.has_groups(x) else ()
 
-    def draw(lead, rows, columns, layout, axis=None):
+    def draw(lead, rows, columns, layout, align, axis=None):
         values = torch.randn(*lead, rows, columns, generator=make) * scale
         if axis is not None and offs is not None:  # what no group owns must not be read into a result
             past = slice(int(np.clip(offs.numpy(), 0, tokens).max(initial=0)), None)
             values[(past,) if axis == 0 else (slice(None), past)] = float("nan")
-        return guarded(values.to(TORCH[p.dtype]), layout, pad)
+        return placed(values.to(TORCH[p.dtype]), layout, pad, align // p.input_type.bytes)
 
-    a = draw(lead("a"), m, k, p.a, {"m": 0, "k": 1}.get(form))
-    b = draw(lead("b"), k, n, p.b, {"n": 1, "k": 0}.get(form))
-    c = guarded(torch.full((*lead("c"), m, n), float("nan"), dtype=TORCH[p.out_dtype]), p.c, pad)
+    a = draw(lead("a"), m, k, p.a, p.align_a, {"m": 0, "k": 1}.get(form))
+    b = draw(lead("b"), k, n, p.b, p.align_b, {"n": 1, "k": 0}.get(form))
+    nothing = torch.full((*lead("c"), m, n), float("nan"), dtype=TORCH[p.out_dtype])
+    c = placed(nothing, p.c, pad, p.align_c // p.output_type.bytes)
     return Case(p, {"a": a, "b": b, "c": c}, offs, tokens)
