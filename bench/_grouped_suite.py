@@ -32,7 +32,7 @@ class Case:
 
     @property
     def sizes(self) -> list[int]:
-        """Of the groups; they add up to T. zipf: the i-th largest has a share of 1 / i. Which group is which is drawn."""
+        """Of the groups; they add up to T. zipf: the i-th largest has a share of 1 / i. Their order is drawn."""
         g = self.groups
         if self.share == "balanced":
             return [self.tokens] * g

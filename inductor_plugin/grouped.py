@@ -185,4 +185,3 @@ def within_buffers(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any, out: Any) 
     """On HIP: `aligned`, and no tile of A or B spans more than a buffer descriptor addresses."""
     most = SPAN_MOST // (TILE_MOST * p.input_type.bytes)
     return aligned(p, a, b, *offs, out=out) and all(max(x.stride()[-2:]) <= most for x in (a, b))
-

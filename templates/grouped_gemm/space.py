@@ -24,7 +24,11 @@ def candidates(problem: GroupedGemmProblem, target, threads: int = 1) -> Space:
         return Space(dropped=[Dropped(None, reason)])
     if target.name == "x86":
         return _x86(problem, target, threads)
-    raise ValueError(f"grouped GEMM kernels exist for x86, not for {target.name}")
+    if target.name == "sm90a":
+        from . import space_sm90a
+
+        return space_sm90a.candidates(problem, target)
+    raise ValueError(f"grouped GEMM kernels exist for x86 and sm90a, not for {target.name}")
 
 
 def _x86(p: GroupedGemmProblem, target, threads: int) -> Space:
