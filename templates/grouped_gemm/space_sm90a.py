@@ -55,7 +55,7 @@ def candidates(p: GroupedGemmProblem, target) -> Space:
         else:
             found.append((*estimate(p, config, limits), config))
     found.sort(key=lambda f: f[0])
-    for cycles, words, config in found[:TILES_KEPT]:
+    for _, words, config in found[:TILES_KEPT]:
         for variant, why in _variants(p, config):
             if len(space.kept) == KEPT:
                 space.dropped.append(Dropped(variant, f"{KEPT} others are likelier"))

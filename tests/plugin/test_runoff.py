@@ -45,7 +45,7 @@ def contest(monkeypatch):
     timings = {c: 0.03 + 0.001 * i for i, c in enumerate(ours)} | {c: 0.02 + 0.001 * i for i, c in enumerate(others)}
     true = {}
     monkeypatch.setattr(private, "on_device", lambda device: nullcontext())
-    monkeypatch.setattr(private, "calls", lambda choice, count: calls_of(choice)(count))
+    monkeypatch.setattr(private, "calls", lambda choice, sane, count: calls_of(choice)(count))
     monkeypatch.setattr(gpu_timing, "in_turns", lambda makers, _: [true.get(m(1)[0](), 0.015) for m in makers])
     monkeypatch.setattr(choices, "with_artefact", lambda spec: spec)
     return timings, true, ours, aten, key
