@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from templates.grouped_gemm.problem import FORMS, RUN_TIME, GroupedGemmProblem
 from tuning_cache import Key
@@ -38,7 +39,8 @@ class GroupedQuestion(Question):
             self.form, self.groups, self.m or 0, self.n, self.k, self.dtype, self.dtype, LETTERS[self.layout[0]],
             LETTERS[self.layout[1]], tokens_hint=self.hint if self.tokens is None else self.tokens,
         )  # fmt: skip
-        return replace(made, **{RUN_TIME[self.form]: 0})
+        without: dict[str, Any] = {RUN_TIME[self.form]: 0}
+        return replace(made, **without)
 
     @property
     def key(self) -> Key:

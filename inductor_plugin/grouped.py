@@ -48,7 +48,7 @@ def request_from(aten: Any) -> Any:
         raise NotEligible(f"operands of {ranks} axes {'with' if rest else 'without'} offs")
     (m, k), n = a.get_size()[-2:], b.get_size()[-1]
     run_time, tokens = ("m", m) if form == "batch" else (form, {"m": m, "n": n, "k": k}[form])
-    sizes = {name: number(size) for name, size in (("m", m), ("n", n), ("k", k)) if name != run_time}
+    sizes: dict[str, Any] = {name: number(size) for name, size in (("m", m), ("n", n), ("k", k)) if name != run_time}
     groups = number((rest[0] if rest else a).get_size()[0])
     if None in sizes.values() or groups is None:
         raise NotEligible(f"M={m}, N={n}, K={k}, {groups} groups: only the tokens' axis may be symbolic")
@@ -58,7 +58,7 @@ def request_from(aten: Any) -> Any:
     if unit_stride(layout.size[-2:], layout.stride[-2:]) != "row":
         raise NotEligible(f"output strides {list(layout.stride)}: templates write rows")
     strides = [unit_stride(x.get_size()[-2:], x.get_stride()[-2:]) for x in (a, b)]
-    aligned = alignments(a.get_layout(), b.get_layout(), [layout])
+    aligned: dict[str, Any] = alignments(a.get_layout(), b.get_layout(), [layout])
     p = GroupedGemmProblem(
         form, groups, **{**sizes, run_time: 0}, dtype=type_name(a.get_dtype()), out_dtype=type_name(layout.dtype),
         a=strides[0], b=strides[1], tokens_hint=tokens_ if tokens_ is not None else private.symbolic_hint(tokens),

@@ -153,7 +153,8 @@ class Tiles:
 
     def walk(self, carry, body: Callable[[Tile, Any], Any]):
         """carry = body(tile, carry) for each of this workgroup's tiles. By whole warps."""
-        k, groups, tiles = self.k, barriers.workgroups(), self.schedule.tiles
+        k, tiles = self.k, self.schedule.tiles
+        groups: Any = barriers.workgroups()
 
         @k.loop(0, turns(tiles, groups), carry=carry)
         def after(turn, carry):
