@@ -39,7 +39,7 @@ from .schedule import Schedule, turns, walk
 
 DTYPES = ("bf16", "f16")
 CLEARED = 1  # the named barrier where warpgroups meet when they have made zeros of what lies past a group's K
-UNIT = wgmma.UNIT  # bytes that are made zero together
+UNIT = wgmma.UNIT  # bytes that are made zero together, and that a box's rows begin at a multiple of
 
 
 def why_not(p: GroupedGemmProblem) -> str | None:
@@ -127,7 +127,8 @@ class Tile:
     c        the group's C as (rows, columns); at: number of the tile in it
     m, n, k  origin in A and B
     steps    K tiles
-    left     of the group's K in the last of them, in form "k"
+    before   of another group's K in the first of them (None: nothing), in form "k"
+    left     in the last of them: where the group's K ends, in form "k"
     aligned  in form "n": whether the group begins and ends at multiples of 16 bytes of C's rows"""
 
     group: Any
@@ -137,6 +138,7 @@ class Tile:
     n: Any
     k: Any
     steps: Any
+    before: Any = None
     left: Any = None
     aligned: Any = True
 
@@ -148,7 +150,8 @@ class Tiles:
         self.k, self.p, self.cfg, self.given = k, p, cfg, given
         tokens, turned = given["tokens"].to(i32), p.form == "n"
         tile = (cfg.tile_n, cfg.tile_m) if turned else (cfg.tile_m, cfg.tile_n)
-        self.schedule = Schedule(k, p.flipped if turned else p, given.get("offs"), tokens, tile)
+        self.unit = unit(p)
+        self.schedule = Schedule(k, p.flipped if turned else p, given.get("offs"), tokens, tile, self.unit)
         self.size = {"m": p.m, "n": p.n, "k": p.k} | {RUN_TIME[p.form]: tokens}
 
     def walk(self, carry, body: Callable[[Tile, Any], Any]):
@@ -167,26 +170,40 @@ class Tiles:
         p, cfg, form = self.p, self.cfg, self.p.form
         spot = self.schedule.spot(i, cfg.group_m)
         row, column = (spot.column, spot.row) if form == "n" else (spot.row, spot.column)
-        size = self.size | ({form: spot.size} if p.ragged else {})
-        begin = {form: spot.first} if p.ragged else {}
+        # tiles begin at multiples of `unit`, a little before the group
+        before = spot.first % self.unit if p.ragged and self.unit > 1 else None
+        begin, own = spot.first, spot.size
+        if before is not None:
+            begin, own = begin - before, own + before
+        start = dict.fromkeys("mnk", 0) | ({form: begin} if p.ragged else {})
+        size = self.size | ({form: own} if p.ragged else {})
+
         c = replace(self.given["c"], shape=(size["m"], size["n"]), stride=(self.given["c_row"], 1))
         if p.has_groups("c"):
             c = replace(c, pointer=advance(c.pointer, spot.group.to(i64) * self.given["c_group"], c.dtype))
         else:
-            c = c.at(begin.get("m", 0), begin.get("n", 0))
-        vector = tma.TMA_ALIGNMENT // c.dtype.bytes
+            c = c.at(start["m"], start["n"])
+        if before is not None and form != "k":
+            c = replace(c, skipped=(before, 0) if form == "m" else (0, before))
+        c = replace(c, alignment=p.align_c, stride_multiple=p.align_c // c.dtype.bytes)
         steps: Any = ceil(p.k / cfg.tile_k)
         left, aligned = None, True
         if form == "k":  # at least one step, so that a group without any K gets the sum of nothing
-            steps = maximum((spot.size + (cfg.tile_k - 1)) // cfg.tile_k, 1)
-            left = spot.size - (steps - 1) * cfg.tile_k
+            steps = maximum((own + (cfg.tile_k - 1)) // cfg.tile_k, 1)
+            left = own - (steps - 1) * cfg.tile_k
         if form == "n":
-            aligned = ((spot.first | spot.size) % vector).equals(0)
-        return Tile(
-            spot.group, replace(c, alignment=p.align_c, stride_multiple=p.align_c // c.dtype.bytes), (row, column),
-            row * cfg.tile_m + begin.get("m", 0), column * cfg.tile_n + begin.get("n", 0), begin.get("k", 0),
-            steps, left, aligned,
-        )  # fmt: skip
+            aligned = ((spot.first | spot.size) % (UNIT // c.dtype.bytes)).equals(0)
+        at_row, at_column = row * cfg.tile_m + start["m"], column * cfg.tile_n + start["n"]
+        return Tile(spot.group, c, (row, column), at_row, at_column, start["k"], steps, before, left, aligned)
+
+
+def unit(p: GroupedGemmProblem) -> int:
+    """Elements that tiles begin at a multiple of, along the ragged axis.
+
+    TMA brings boxes whose rows begin at multiples of 16 bytes (an illegal instruction on the H200 otherwise), so where
+    tokens are neighbours in memory a tile may begin with some of the group before."""
+    neighbours = {"m": p.a == "col", "n": p.b == "row", "k": p.a == "row" or p.b == "col"}
+    return UNIT // p.input_type.bytes if neighbours.get(p.form) else 1
 
 
 def produce(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ring: Stages, first) -> None:
@@ -286,21 +303,30 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ri
         """Sums over a group's own K: what its last K tile has of another group's is cleared."""
         nothing = tuple(wgmma.zeros(cfg.columns) for _ in range(cfg.blocks))
 
-        def before():
+        def cleared(stage, first, end):
+            """Keeps of a K tile what lies from `first` (None: 0) up to `end` (None: all)."""
+            some = [] if first is None else [first > 0]
+            some += [] if end is None else [end < cfg.tile_k]
+
+            @k.when(some[0] if len(some) == 1 else some[0] | some[1])
+            def _():
+                for operand, start in zip((A, B), ring.at(stage)):
+                    clear(k, cfg, operand, start, first, end)
+                barriers.fence_async()
+                barriers.named_barrier(CLEARED, cfg.multipliers)
+
+        def others():
             full.wait(at.stage, at.parity)
+            if tile.before is not None:
+                cleared(at.stage, tile.before, None)
             return upto(tile.steps - 1, product(nothing, at.stage), at)
 
-        sums, now = k.choose(tile.steps > 1, before, (nothing, at.carried))
+        several = tile.steps > 1
+        sums, now = k.choose(several, others, (nothing, at.carried))
         last = barriers.Position.of(now, cfg.stages)
         full.wait(last.stage, last.parity)
-
-        @k.when(tile.left < cfg.tile_k)
-        def _():
-            for operand, start in zip((A, B), ring.at(last.stage)):
-                clear_beyond(k, cfg, operand, start, tile.left)
-            barriers.fence_async()
-            barriers.named_barrier(CLEARED, cfg.multipliers)
-
+        before = None if tile.before is None else select(several, 0, tile.before)
+        cleared(last.stage, before, tile.left)
         sums = product(sums, last.stage)
         wgmma.wait(0)
         release(last.stage)
@@ -328,14 +354,18 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ri
     tiles.walk(barriers.Position.start(cfg.stages, 0).carried, one)
 
 
-def clear_beyond(k: Kernel, cfg: Sm90aConfig, operand, start, left: Value) -> None:
-    """Makes zeros of an operand's tile in shared memory from depth `left` on. By all warpgroups.
+def clear(k: Kernel, cfg: Sm90aConfig, operand, start, first: Value | None, end: Value | None) -> None:
+    """Makes zeros of an operand's tile in shared memory before depth `first` and from `end` on. By all warpgroups.
 
     Both operands are cleared: what lies there may be infinite or not a number, which 0 does not undo."""
     per = UNIT // operand.dtype.bytes
     line = operand.swizzle // UNIT  # 16-byte units of a box's row
     units = operand.bytes // UNIT
     view = View(start, operand.dtype, (units * per,), (1,))
+    both = lambda conditions: conditions[0] if len(conditions) == 1 else conditions[0] | conditions[1]
+    outside = lambda depth, size: both(
+        ([depth < first] if first is not None else []) + ([depth + size > end] if end is not None else [])
+    )
     for i in range(0, units, cfg.multipliers):
         number = k.thread + i
         at = advance(start, number * per, operand.dtype)
@@ -343,16 +373,16 @@ def clear_beyond(k: Kernel, cfg: Sm90aConfig, operand, start, left: Value) -> No
         if operand.along_k:
             row, box = number // line % operand.rows, number // (line * operand.rows)
             depth = box * operand.row + (number % line ^ row % wgmma.GROUP) * per  # as the swizzle has moved it
-            reaches = depth + per > left
+            reaches = outside(depth, per)
         else:
             depth = number // line % operand.depth
-            reaches = depth >= left
+            reaches = outside(depth, 1)
 
         @k.when(reaches if some is True else reaches & some)
         def _():
             kept = constant(0, operand.dtype, per)
-            if operand.along_k:  # the group may end within a unit
+            if operand.along_k:  # the group may begin or end within a unit
                 held, zero = view.read(at, per, UNIT), constant(0, operand.dtype)
                 for e in range(per):
-                    kept = kept.insert(e, select(depth + e < left, held[e], zero))
+                    kept = kept.insert(e, select(outside(depth + e, 1), zero, held[e]))
             view.write(at, kept, UNIT)
