@@ -36,6 +36,15 @@ def compiled(backends: str) -> Callable:
     return torch.compile(moe, dynamic=False, options=options)
 
 
+def operands(case: Case) -> tuple[Any, Any, Any]:
+    """(x, w, offs) of normal numbers, scaled so that results are about 1."""
+    import torch
+
+    rand = lambda *size: torch.randn(size, device="cuda", dtype=torch.bfloat16)
+    offs = torch.tensor(case.offs, device="cuda", dtype=torch.int32)
+    return rand(case.total, case.k), rand(case.groups, case.n, case.k) * case.k**-0.5, offs
+
+
 def run(case: Case, rounds: int) -> list[dict[str, Any]]:
     """Compiles, checks and times one size for all shares; a row of figures each.
 
@@ -44,8 +53,7 @@ def run(case: Case, rounds: int) -> list[dict[str, Any]]:
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    rand = lambda *size: torch.randn(size, device="cuda", dtype=torch.bfloat16)
-    x, w = rand(case.total, case.k), rand(case.groups, case.n, case.k) * case.k**-0.5
+    x, w, _ = operands(case)
     ends = {share: Case(case.groups, case.tokens, share, case.n, case.k) for share in SHARES}
     offs = {share: torch.tensor(c.offs, device="cuda", dtype=torch.int32) for share, c in ends.items()}
     ways: dict[str, Callable] = {"ATen": lambda offs: torch._grouped_mm(x, w.transpose(-2, -1), offs)}
