@@ -32,10 +32,15 @@ class Device:
     def candidates(self, problem: Any) -> Any:
         """The template's search space for a problem on this machine. Needs MLIR."""
         from flykernels import targets
-        from templates import kinds
+        from templates.gemm import space as dense
+        from templates.grouped_gemm import space as grouped
+        from templates.grouped_gemm.problem import GroupedGemmProblem
+        from templates.scaled_gemm import space as scaled
+        from templates.scaled_gemm.problem import ScaledGemmProblem
 
+        space: Any = {ScaledGemmProblem: scaled, GroupedGemmProblem: grouped}.get(type(problem), dense)
         threads = self.description()["threads"] if self.target == "x86" else 1
-        return kinds.candidates(problem, getattr(targets, self.target), threads)
+        return space.candidates(problem, getattr(targets, self.target), threads)
 
 
 @functools.cache

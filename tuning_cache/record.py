@@ -34,6 +34,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 # ATen's operation -> the template that serves it.
 TEMPLATES = {
     "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm", "_mkl_linear": "gemm", "_scaled_mm": "scaled_gemm",
+    "_grouped_mm": "grouped_gemm",
 }  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def _miss(held: Any) -> Miss:
     if not isinstance(given, dict) or not isinstance(held["target"], dict):
         raise RecordError("problem and target are objects")
     known = {f.name: f.type for f in fields(kind)}
-    own = [x for x in ("m", "batch") if x not in known]
+    own = [x for x in ("m", "batch", "tokens") if x not in known]
     if not set(known) <= set(given) <= {*known, *own}:
         raise RecordError(f"a problem of {template} has {', '.join([*known, *own])}")
     for name, value in given.items():

@@ -10,6 +10,7 @@ Unlike multiprocessing's, it never imports the user's main module.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from flykernels.codeobject import CodeObject
-from templates import kinds
 
 ROOT = Path(__file__).parents[2]  # where `templates` and `flykernels` are imported from
 
@@ -41,19 +41,20 @@ class Workers:
 
     def start(self) -> None:
         """Starts the processes now: they import what they need while this one does something else."""
-        for _ in range(self.count):
-            worker = self._idle.get()
+        slots = [self._idle.get() for _ in range(self.count)]
+        for worker in slots:
             self._idle.put(worker if worker is not None and worker.poll() is None else self._start())
 
     def build(self, problem: Any, config: dict, target: str) -> CodeObject:
-        """One kernel of a problem of any template of `kinds`, in a process; waits while all are busy. BuildFailed with
-        what went wrong."""
-        asked = {"template": kinds.template_of(problem), "problem": problem.key(), "config": config, "target": target}
+        """One kernel, in a process; waits while all are busy. BuildFailed with what went wrong.
+
+        problem: of any template that has `build.build_from_json` and `space.candidates`"""
+        asked = {**_named(problem), "config": config, "target": target}
         return CodeObject.from_bytes(self._answer(asked, f"built {config} for {target}"))
 
     def candidates(self, problem: Any, target: str, threads: int = 1) -> tuple[list[dict], list[str]]:
         """The configurations' key()s that `space.candidates` keeps, and why it drops the others, likewise."""
-        asked = {"template": kinds.template_of(problem), "problem": problem.key(), "target": target, "threads": threads}
+        asked = {**_named(problem), "target": target, "threads": threads}
         kept, dropped = json.loads(self._answer(asked, f"searched configurations for {target}"))
         return kept, dropped
 
@@ -128,6 +129,18 @@ class Workers:
         self.close()
 
 
+def _named(problem: Any) -> dict:
+    """A problem as a question holds it: its class, and what it is made from."""
+    kind = type(problem)
+    return {"class": [kind.__module__, kind.__name__], "problem": problem.key()}
+
+
+def _problem(asked: dict) -> tuple[Any, str]:
+    """(the problem that a question names, its template's package)."""
+    module, name = asked["class"]
+    return getattr(importlib.import_module(module), name)(**asked["problem"]), module.rpartition(".")[0]
+
+
 def serve() -> None:
     """The worker: questions on standard input, answers on standard output, until the input ends."""
     from flykernels import targets
@@ -137,11 +150,13 @@ def serve() -> None:
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         try:
-            problem = kinds.problem_class(asked["template"])(**asked["problem"])
+            problem, package = _problem(asked)
+            part = lambda name, package=package: importlib.import_module(f"{package}.{name}")
             if "config" in asked:
-                kind, answer = b"code", kinds.build(problem, asked["config"], asked["target"]).to_bytes()
+                code = part("build").build_from_json(problem, asked["config"], asked["target"])
+                kind, answer = b"code", code.to_bytes()
             else:
-                space = kinds.candidates(problem, getattr(targets, asked["target"]), asked["threads"])
+                space = part("space").candidates(problem, getattr(targets, asked["target"]), asked["threads"])
                 found = [c.config.key() for c in space.kept], [d.reason for d in space.dropped]
                 kind, answer = b"space", json.dumps(found).encode()
         except Exception as e:
