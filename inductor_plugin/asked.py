@@ -9,6 +9,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuning_cache import Key
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A problem of a template, and the key under which it was asked for."""
+
+    key: Key
+    problem: Any
+
 
 @dataclass
 class Listener:
@@ -22,12 +32,13 @@ class Listener:
 
     decide: bool = False
     deadline: float | None = None
-    requests: dict[str, Any] = field(default_factory=dict)
+    requests: dict[str, Heard] = field(default_factory=dict)
     late: int = 0
 
     def hear(self, request: Any) -> bool:
         """Whether the plugin is to go on with the request."""
-        self.requests.setdefault(request.key.digest, request)
+        key = request.key
+        self.requests.setdefault(key.digest, Heard(key, request.problem))
         if self.decide and self.deadline is not None and time.monotonic() >= self.deadline:
             self.late += 1
             return False

@@ -17,6 +17,7 @@ from tuning_cache.record import Miss
 from tuning_cache.shapes import GROUPED, SCALED, Shape
 
 from . import grouped, scaled
+from .asked import Heard
 from .devices import ARCHITECTURES, DEVICES, here
 from .fingerprint import versions
 from .strides import alignments, unit_stride
@@ -160,10 +161,10 @@ def _layout(size: tuple[int | None, int | None], letter: str, itemsize: int, bat
 
 
 # -- graphs and records
-def of_request(request: Any, target: str, description: dict) -> Problem:
+def of_heard(heard: Heard, target: str, description: dict) -> Problem:
     """What a graph asked for, where `description` is of the device it was lowered for."""
-    key = request.key
-    return Problem(title(key), target, request.problem, Key(key.op, key.problem, description, key.versions))
+    key = heard.key
+    return Problem(title(key), target, heard.problem, Key(key.op, key.problem, description, key.versions))
 
 
 def of_miss(miss: Miss) -> Problem:

@@ -11,7 +11,7 @@ from tuning_cache.shapes import Shape
 from . import lowering
 from .measuring import Unit
 from .programs import program_of
-from .wanted import Problem, description_of, of_miss, of_request, problems_of, runs_here
+from .wanted import Problem, description_of, of_heard, of_miss, problems_of, runs_here
 from .warmup import Asked
 
 
@@ -92,7 +92,7 @@ def from_model(
             raise
         except Exception as e:  # the user's code
             raise NothingAsked(f"{name} cannot be taken through torch.compile: {type(e).__name__}: {e}") from e
-        problems = [of_request(request, target, description) for request in seen.requests.values()]
+        problems = [of_heard(heard, target, description) for heard in seen.requests.values()]
         notes += [f"{target}: a graph of the model was passed over: {reason}" for reason in seen.failed]
         notes.append(f"{target}: the model asks for {len(problems)} problems")
         if problems:

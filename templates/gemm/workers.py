@@ -115,11 +115,11 @@ class Workers:
         """Ends the processes; waits for those that build."""
         for _ in range(self.count):
             worker = self._idle.get()
-            if worker is not None and worker.stdin:
-                worker.stdin.close()
+            if worker is not None and worker.stdin and worker.stdout:
+                worker.kill()  # it waits for a question, or still imports: there is nothing to lose
                 worker.wait()
-                if worker.stdout:
-                    worker.stdout.close()
+                worker.stdin.close()
+                worker.stdout.close()
             self._idle.put(None)
 
     def __enter__(self) -> Workers:

@@ -25,7 +25,7 @@ def asked(problem):
     here = problem.target == "x86"
     seen = lowering.lower(program_of(problem), problem.target, wanted.description_of(problem.target), here)
     assert not seen.failed, seen.failed
-    return {wanted.of_request(r, problem.target, problem.key.target).key.digest for r in seen.requests.values()}
+    return {wanted.of_heard(r, problem.target, problem.key.target).key.digest for r in seen.requests.values()}
 
 
 @pytest.mark.parametrize("name", SHAPES)
