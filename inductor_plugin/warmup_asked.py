@@ -19,13 +19,20 @@ class NothingAsked(ValueError):
     """Why there is nothing to prepare, in words."""
 
 
-def from_file(
-    path: Path, targets: Sequence[str], product: str | None = None, compute_units: int | None = None
+def from_files(
+    paths: Sequence[Path], targets: Sequence[str], product: str | None = None, compute_units: int | None = None
 ) -> Asked:
-    """A file of shapes, or what FLYKERNELS_RECORD wrote. ShapesError, RecordError or NothingAsked with the reason."""
-    if record.is_record(path):
-        return _from_record(path, targets)
-    return from_shapes(shapes.read(path), targets or ("x86",), product, compute_units)
+    """Files of shapes, or what FLYKERNELS_RECORD wrote. ShapesError, RecordError or NothingAsked with the reason."""
+    found = [
+        _from_record(path, targets)
+        if record.is_record(path)
+        else from_shapes(shapes.read(path), targets or ("x86",), product, compute_units)
+        for path in paths
+    ]
+    described = {}
+    for asked in reversed(found):
+        described |= asked.described
+    return Asked([u for a in found for u in a.units], described, [note for a in found for note in a.notes])
 
 
 def from_shapes(
