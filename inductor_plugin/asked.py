@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,19 +44,19 @@ class Listener:
         return self.decide
 
 
-_listener: ContextVar[Listener | None] = ContextVar("flykernels_listener", default=None)
+_listeners: list[Listener] = []  # of the process, not the thread: a backward graph may be compiled in autograd's own
 
 
 def listener() -> Listener | None:
-    """Whoever listens in this thread."""
-    return _listener.get()
+    """Whoever listens."""
+    return _listeners[-1] if _listeners else None
 
 
 @contextmanager
 def listening(to: Listener) -> Iterator[Listener]:
-    """Let `to` hear of what is asked in this thread."""
-    token = _listener.set(to)
+    """Let `to` hear of what is asked."""
+    _listeners.append(to)
     try:
         yield to
     finally:
-        _listener.reset(token)
+        _listeners.remove(to)
