@@ -129,7 +129,7 @@ def _backward(result: Any) -> None:
     leaves = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
     if not leaves:
         raise ModelError("no result of the model has a gradient, so there is nothing to train")
-    sum(x.sum() for x in leaves).backward()
+    torch.stack([x.sum().float() for x in leaves]).sum().backward()
 
 
 def from_factory(name: str, training: bool, dynamic: bool, freezing: bool) -> Program:

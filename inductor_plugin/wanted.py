@@ -128,10 +128,11 @@ def _grouped_problem(shape: Shape, target: str, description: dict) -> Problem:
     a = _layout((None if shape.m is None else tokens, shape.k), "N", item, None)
     b = _layout((shape.k, shape.n), shape.layout[1], item, shape.groups)
     c = _layout((None if shape.m is None else tokens, shape.n), "N", item, None)
+    aligned: dict[str, Any] = alignments(a, b, [c]) if target != "x86" else {}
     problem = GroupedGemmProblem(
         "m", shape.groups, m=0, n=shape.n, k=shape.k, dtype=shape.dtype, out_dtype=shape.dtype,
         a=unit_stride(a.size, a.stride), b=unit_stride(b.size[-2:], b.stride[-2:]), tokens_hint=tokens,
-        **(alignments(a, b, [c]) if target != "x86" else {}),
+        **aligned,
     )  # fmt: skip
     sizes = {grouped.RUN_TIME_SIZE: "symbolic" if shape.m is None else tokens}
     return _problem(grouped.OP, target, problem, sizes, description, grouped.TEMPLATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def from_files(
         else from_shapes(shapes.read(path), targets or ("x86",), product, compute_units)
         for path in paths
     ]
-    described = {}
+    described: dict[str, dict] = {}
     for asked in reversed(found):
         described |= asked.described
     return Asked([u for a in found for u in a.units], described, [note for a in found for note in a.notes])
@@ -46,6 +47,10 @@ def from_shapes(
             # The fused one's program asks for the product alone first; the other names of both are the same program.
             units.append(Unit(target, problems, _program(problems[1] if len(problems) > 1 else problems[0])))
     return Asked(units, described)
+
+
+def _same(program: lowering.Program) -> lowering.Program:
+    return program
 
 
 def _program(problem: Problem) -> Callable[[], lowering.Program]:
@@ -103,7 +108,7 @@ def from_model(
         notes += [f"{target}: a graph of the model was passed over: {reason}" for reason in seen.failed]
         notes.append(f"{target}: the model asks for {len(problems)} problems")
         if problems:
-            units.append(Unit(target, problems, lambda program=program: program))
+            units.append(Unit(target, problems, functools.partial(_same, program)))
     if not units:
         raise NothingAsked("; ".join([f"{name} asks for nothing that templates serve", *notes]))
     return Asked(units, described, notes)
