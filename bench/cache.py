@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import statistics
@@ -15,9 +16,10 @@ from pathlib import Path
 from tuning_cache import Entry, EntryError, Store, export, import_, verify
 
 from ._cache_keys import CANDIDATE, candidate, entry, key
+from ._cache_warmup import warmup
 from .common import Report, parser
 
-PARTS = ("concurrency", "bundle")
+PARTS = ("concurrency", "bundle", "warmup")
 TUNE_SECONDS = 0.01  # of a key: short, so that processes meet often
 KILLED = 0.5  # of the processes
 ROOT = Path(__file__).parents[1]
@@ -146,11 +148,15 @@ def main(argv: list[str]) -> int:
     options.add_argument("--limit", type=float, default=60.0, help="seconds that a process waits for a key at most")
     options.add_argument("--entries", type=int, default=10_000, help="of --part bundle")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--seconds", type=int, default=100, help="of --part warmup")
+    options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of --part warmup")
     chosen = options.parse_args(argv)
     report = Report("cache", "measured on CPU")
     for part in chosen.part or PARTS:
         if part == "concurrency":
             concurrency(report, chosen.processes, chosen.keys, chosen.limit, chosen.seed)
+        elif part == "warmup":
+            warmup(report, chosen.seconds, chosen.jobs)
         else:
             bundle(report, chosen.entries)
     return report.close(chosen.json)

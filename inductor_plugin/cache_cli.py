@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 import tuning_cache
-from tuning_cache import Accept, BundleError, Entry, EntryError, Limits, Store
+from tuning_cache import Accept, BundleError, Entry, Limits, Store
+from tuning_cache.layer import damage
+from tuning_cache.segment import SegmentError
 
 from . import __version__, settings
 
@@ -208,21 +210,23 @@ def verify(file: Path | None, patterns: list[dict], any_target: bool, any_versio
 
 def _verify_store(store: Store) -> int:
     """Prints what is damaged; 1 if anything is."""
-    bad = entries = objects = 0
-    for path in store.entry_files():
-        entries += 1
-        try:
-            if Entry.from_json(path.read_text()).key.digest != path.stem:
-                raise EntryError("it lies under another key's name")
-        except (OSError, UnicodeDecodeError, EntryError) as e:
-            click.echo(f"{path}: {e}")
-            bad += 1
-    for directory in store.directories:
-        for path in sorted(directory.glob("objects/*/*.fko")):
-            objects += 1
-            if Store([directory]).load(path.stem) is None:
-                click.echo(f"{path}: damaged")
-                bad += 1
+    counts = {"entries": 0, "objects": 0}
+    bad = 0
+    for layer in store.layers:
+        for kind in counts:
+            for part in layer.segments(kind):
+                try:
+                    part.check()
+                except (OSError, SegmentError) as e:
+                    click.echo(f"{part.path}: {e}")
+                    bad += 1
+            for address, _, found in layer.every(kind):
+                counts[kind] += 1
+                why = damage(kind, address, found.content)
+                if why:
+                    click.echo(f"{found}: {why}")
+                    bad += 1
+    entries, objects = counts.values()
     click.echo(f"{entries} entries, {objects} code objects: {bad} damaged")
     if bad:
         click.echo("they are never loaded; `flykernels cache prune` removes them")
@@ -325,4 +329,18 @@ def prune(max_size: int | None, unused_seconds: float | None, dry_run: bool) -> 
     click.echo(
         f"{settings.store().directories[0]}: {would} {done.entries} entries, {done.objects} code objects and "
         f"{done.damaged} damaged files, {done.freed} bytes; {done.left} bytes left ({time.monotonic() - start:.1f} s)"
+    )
+
+
+@cache.command("compact")
+def compact() -> None:
+    """Put what has a file of its own, and is not being tuned, into few files (segments) that hold many each."""
+    start = time.monotonic()
+    try:
+        done = tuning_cache.fold(settings.store())
+    except OSError as e:
+        raise click.ClickException(f"{settings.store().directories[0]} cannot be written: {e.strerror}") from None
+    click.echo(
+        f"{settings.store().directories[0]}: {done.entries} entries and {done.objects} code objects in segments, "
+        f"{done.files} files went into them ({time.monotonic() - start:.1f} s)"
     )

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from flykernels.versions import mlir_version
 from tuning_cache import FAILED, Entry, Timing
 
-from . import install, kernels, private, scaled, settings
+from . import asked, install, kernels, private, scaled, settings
 from .counters import counters
 from .devices import device_for
 from .fingerprint import fingerprint
@@ -138,11 +139,17 @@ def packed_constant(request: Request, spec: Spec) -> Any:
 
 
 def specs(request: Request, entry: Entry | None = None) -> list[Spec]:
-    """The candidates' specifications, without those that the cache has quarantined."""
+    """The candidates' specifications, without those that the cache has quarantined. Where there is no compiler to look
+    for them, those that the cache has code objects of."""
     device = device_for(request.layout.device)
+    if mlir_version() is None:
+        held = [t for t in entry.timings.values() if t.config is not None and t.artefact] if entry else []
+        configs: list[Any] = [t.config for t in held]
+    else:
+        configs = [candidate.config.key() for candidate in device.candidates(request.problem).kept]
     found = []
-    for candidate in device.candidates(request.problem).kept:
-        spec = Spec(request.op, device.target, request.problem, candidate.config.key())
+    for config in configs:
+        spec = Spec(request.op, device.target, request.problem, config)
         timing = entry.timings.get(spec.name) if entry else None
         if timing is not None and timing.quarantined:
             log.info("%s: left out: %s", spec.name, timing.quarantined)
@@ -187,9 +194,14 @@ def offer(choices: list[Any]) -> list[Any]:
 
 
 def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
+    listener = asked.listener()
+    if listener is not None and not listener.hear(request):
+        return [aten]
     entry = settings.store().lookup(request.key)
     if entry is not None and entry.winner:
         return _from_cache(request, entry, choices)
+    if listener is None:
+        settings.missed(request.key)
     if private.capturing():
         log.warning(
             "%s M=%s: not in the cache, and a CUDA graph is being captured, so nothing can be measured; ATen "

@@ -130,23 +130,16 @@ def _shown(todo: list[Case], console: Console) -> Iterator[Case]:
 
 def _summary(device: str) -> Table:
     """What the cache now knows of this device's eager operators, by operator and dtype."""
-    from tuning_cache import Entry, EntryError
-
     found: dict[tuple[str, str], list[tuple[bool, float]]] = {}
     here = eager.description(device)
-    for directory in settings.store().directories:
-        for path in directory.glob("entries/*/*.json"):
-            try:
-                entry = Entry.from_json(path.read_text())
-            except (OSError, UnicodeDecodeError, EntryError):
-                continue
-            if not entry.key.op.startswith("eager ") or entry.key.target != here or "dtype" not in entry.key.problem:
-                continue
-            times = {n: t.microseconds for n, t in entry.timings.items() if t.microseconds not in (None, math.inf)}
-            aten = times.pop("ATen", None)
-            ratio = aten / min(times.values()) if aten and times else 1.0
-            key = entry.key.op.removeprefix("eager "), str(entry.key.problem["dtype"])
-            found.setdefault(key, []).append((entry.winner != "ATen", ratio))
+    for _, entry in settings.store().entries():
+        if not entry.key.op.startswith("eager ") or entry.key.target != here or "dtype" not in entry.key.problem:
+            continue
+        times = {n: t.microseconds for n, t in entry.timings.items() if t.microseconds not in (None, math.inf)}
+        aten = times.pop("ATen", None)
+        ratio = aten / min(times.values()) if aten and times else 1.0
+        key = entry.key.op.removeprefix("eager "), str(entry.key.problem["dtype"])
+        found.setdefault(key, []).append((entry.winner != "ATen", ratio))
     table = Table(title="cases known to the cache", title_justify="left")
     for column in ("operator", "dtype", "cases", "ours", "ATen / ours, geomean where ours"):
         table.add_column(column, justify="left" if column in ("operator", "dtype") else "right")

@@ -5,6 +5,7 @@ FLYKERNELS_CACHE_MAX_SIZE  what the first of them may hold, such as 2GiB: beyond
 FLYKERNELS_MODE       tune           (default) compile and measure what the cache does not know
                       pinned         the cache decides; what it does not know is served by ATen, nothing is measured
                       pinned-strict  the same, but what it does not know is an error
+FLYKERNELS_RECORD     a file: problems that the cache did not know are noted there, for `flykernels warmup FILE`
 FLYKERNELS_EAGER      1: eager operators (rms_norm, topk) are ours where measurement says so, from `import torch` on;
                       or the devices where they are, separated by commas: cpu, cuda. Default: off
 """
@@ -15,7 +16,7 @@ import functools
 import logging
 import os
 
-from tuning_cache import Store, size_in_bytes
+from tuning_cache import Key, Store, record, size_in_bytes
 
 log = logging.getLogger(__name__)
 
@@ -65,3 +66,9 @@ def _store(_directories: str | None, max_size: str | None) -> Store:
 def store() -> Store:
     """This process's cache."""
     return _store(os.environ.get("FLYKERNELS_CACHE_DIR"), os.environ.get("FLYKERNELS_CACHE_MAX_SIZE"))
+
+
+def missed(key: Key) -> None:
+    """Notes a problem that the cache did not know, if the user wants that. Never raises."""
+    if path := os.environ.get("FLYKERNELS_RECORD"):
+        record.note(key, path)

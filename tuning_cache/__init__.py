@@ -1,8 +1,10 @@
 """What won, where its code object is, and how it travels."""
 
 from .archive import BundleError, Limits
-from .bundle import Checked, Exported, Imported, export, import_, join, verify
+from .bringing import Imported, import_
+from .bundle import Checked, Exported, export, join, verify
 from .entry import FAILED, Entry, EntryError, Key, NewerFormat, Timing, canonical
+from .fold import Folded, fold
 from .manifest import Accept, Manifest
 from .merge import merge
 from .prune import Pruned, prune, size_in_bytes
@@ -17,6 +19,7 @@ __all__ = [
     "Entry",
     "EntryError",
     "Exported",
+    "Folded",
     "Imported",
     "Key",
     "Limits",
@@ -28,6 +31,7 @@ __all__ = [
     "canonical",
     "default_directories",
     "export",
+    "fold",
     "import_",
     "join",
     "merge",

@@ -12,17 +12,18 @@ import gzip
 import re
 import tarfile
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
+
+from .segment import BLOCK as PIECE
 
 BLOCK = 512  # bytes, tar's unit
 END = bytes(2 * BLOCK)
 GZIP = b"\x1f\x8b"
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
-ENTRY = re.compile(r"entries/([0-9a-f]{2})/(\1[0-9a-f]{62})\.json")
-OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})\.fko")
+SEGMENT = re.compile(r"segments/(entries|objects)-\d{8}-([0-9a-f]{64})\.fks")
 KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
     tarfile.LNKTYPE: "a hard link",
@@ -41,16 +42,10 @@ class BundleError(ValueError):
 class Limits:
     """Bytes that are read at most; what a bundle declares and what really comes are both held against them."""
 
-    manifest: int = 512 << 20  # about 3 million files
+    manifest: int = 16 << 20
     entry: int = 4 << 20
     object: int = 256 << 20
     total: int = 64 << 30
-
-    def of(self, name: str) -> int:
-        """The limit for a member of that name."""
-        if ENTRY.fullmatch(name):
-            return self.entry
-        return self.object if OBJECT.fullmatch(name) else self.manifest
 
 
 def header(name: str, size: int) -> bytes:
@@ -67,10 +62,12 @@ class Writer:
         self._gzip = gzip.GzipFile("", "wb", 6, file, mtime=0) if compress else None
         self._file: IO[bytes] = cast(IO[bytes], self._gzip) if self._gzip is not None else file
 
-    def add(self, name: str, data: bytes) -> None:
-        self._file.write(header(name, len(data)))
-        self._file.write(data)
-        self._file.write(bytes(-len(data) % BLOCK))
+    def add(self, name: str, size: int, pieces: Iterable[bytes]) -> None:
+        """A member of `size` bytes."""
+        self._file.write(header(name, size))
+        for piece in pieces:
+            self._file.write(piece)
+        self._file.write(bytes(-size % BLOCK))
 
     def close(self) -> None:
         self._file.write(END)
@@ -78,21 +75,36 @@ class Writer:
             self._gzip.close()
 
 
-def members(path: Path, limits: Limits) -> Generator[tuple[str, bytes], None, None]:
-    """(name, content) of each member in order. BundleError with the reason for anything but what `Writer` writes."""
+def members(path: Path, limits: Limits) -> Generator[tuple[str, int, Iterator[bytes]], None, None]:
+    """(name, bytes, content in pieces) of each member in order; the pieces are read before the next member is asked
+    for, or passed over. BundleError with the reason for anything but what `Writer` writes."""
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(len(GZIP)) == GZIP
-            raw.seek(0)
-            file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
-            yield from _members(file, limits)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as e:
-        raise BundleError(f"{path.name}: the compressed data is damaged: {e}") from None
+        raw = path.open("rb")
     except OSError as e:
         raise BundleError(f"{path.name} cannot be read: {e.strerror or e}") from None
+    with raw:
+        yield from _members(_Reader(raw, path.name), limits)
 
 
-def _members(file: IO[bytes], limits: Limits) -> Iterator[tuple[str, bytes]]:
+class _Reader:
+    """Reads a file, unpacked where it is compressed. BundleError where that fails."""
+
+    def __init__(self, raw: IO[bytes], name: str):
+        self._file, self._name = raw, name
+        packed = self.read(len(GZIP)) == GZIP
+        raw.seek(0)
+        self._file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as e:
+            raise BundleError(f"{self._name}: the compressed data is damaged: {e}") from None
+        except OSError as e:
+            raise BundleError(f"{self._name} cannot be read: {e.strerror or e}") from None
+
+
+def _members(file: _Reader, limits: Limits) -> Iterator[tuple[str, int, Iterator[bytes]]]:
     seen: set[str] = set()
     total = 0
     while True:
@@ -110,13 +122,25 @@ def _members(file: IO[bytes], limits: Limits) -> Iterator[tuple[str, bytes]]:
         total += BLOCK + size
         if total > limits.total:
             raise BundleError(f"it holds more than {limits.total} bytes, the limit (raise it with --max-size)")
-        data = file.read(size)
+        pieces = _pieces(file, name, size)
+        yield name, size, pieces
+        for _ in pieces:
+            pass
         rest = file.read(-size % BLOCK)
-        if len(data) != size or len(rest) != -size % BLOCK:
-            raise BundleError(f"{name} is cut off: {len(data)} bytes of {size}")
+        if len(rest) != -size % BLOCK:
+            raise BundleError(f"{name} is cut off in its padding")
         if any(rest):
             raise BundleError(f"{name}: the padding after it is not empty")
-        yield name, data
+
+
+def _pieces(file: _Reader, name: str, size: int) -> Iterator[bytes]:
+    left = size
+    while left:
+        piece = file.read(min(PIECE, left))
+        if not piece:
+            raise BundleError(f"{name} is cut off: {size - left} bytes of {size}")
+        left -= len(piece)
+        yield piece
 
 
 def _understood(head: bytes, limits: Limits) -> tuple[str, int]:
@@ -135,10 +159,11 @@ def _understood(head: bytes, limits: Limits) -> tuple[str, int]:
         raise BundleError(f"{name!r} leads out of the cache's directory")
     if info.type != tarfile.REGTYPE:
         raise BundleError(f"{name!r} is a tar extension (type {info.type!r}); a bundle holds plain files only")
-    if name not in (MANIFEST, SIGNATURE) and not ENTRY.fullmatch(name) and not OBJECT.fullmatch(name):
+    if name not in (MANIFEST, SIGNATURE) and not SEGMENT.fullmatch(name):
         raise BundleError(f"{name!r} is no name that a bundle has")
-    if not 0 <= info.size <= limits.of(name):
-        raise BundleError(f"{name} says that it has {info.size} bytes; at most {limits.of(name)} are taken")
+    most = limits.total if SEGMENT.fullmatch(name) else limits.manifest
+    if not 0 <= info.size <= most:
+        raise BundleError(f"{name} says that it has {info.size} bytes; at most {most} are taken")
     if head != header(name, info.size):
         raise BundleError(f"{name}: its tar header is not one that `flykernels cache export` writes")
     return name, info.size

@@ -1,9 +1,9 @@
 """The cache as one file: written from a store, checked whole, and taken into a store whole or not at all.
 
-    manifest.json                     what follows, with sizes and SHA-256 (see manifest.py)
-    manifest.sig                      optional: see signature.py
-    entries/ab/<digest of key>.json   as in a store
-    objects/ab/<digest>.fko           as in a store: every code object that the entries name
+    manifest.json                              what follows, with sizes and SHA-256 (see manifest.py)
+    manifest.sig                               optional: see signature.py
+    segments/entries-00000000-<SHA-256>.fks    as in a store (see segment.py), numbered in the order of addresses
+    segments/objects-00000000-<SHA-256>.fks    every code object that the entries name
 
 A digest says that a bundle is as it was written; only a signature says by whom. Code objects are programs: import
 unsigned bundles from people whose programs you would run.
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
+import itertools
+import json
 import os
 import shutil
 import tempfile
@@ -21,20 +22,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flykernels.codeobject import CodeObject, CodeObjectError
-
-from .archive import ENTRY, MANIFEST, OBJECT, SIGNATURE, BundleError, Limits, Writer, members
-from .entry import Entry, EntryError, Key
+from . import segment
+from .archive import MANIFEST, SEGMENT, SIGNATURE, BundleError, Limits, Writer, members
+from .checking import Answer, look_at_all
+from .entry import HEAD, Entry
+from .layer import SEGMENTS
 from .manifest import Accept, Manifest, each_once
-from .merge import merge
+from .segment import Segment, SegmentError
 from .signature import check as check_signature
 from .signature import sign
 from .store import Store
 
-log = logging.getLogger(__name__)
-
 ANYTHING, USUAL = Accept(), Limits()
-STAGING = ".staging-"  # folders of imports that are under way, or were killed
+STAGING = ".staging-"  # folders of imports and exports that are under way, or were killed
 
 
 @dataclass
@@ -45,16 +45,6 @@ class Checked:
     signer: str | None
     left_out: int = 0  # entries that are for other targets or versions, where leaving them out was asked for
     missing: int = 0  # artefacts that entries name and the bundle does not hold: they will be compiled again
-
-
-@dataclass
-class Imported(Checked):
-    """What became of a bundle's entries and objects in the store."""
-
-    added: int = 0
-    merged: int = 0
-    kept: int = 0  # entries that were here and had nothing to learn
-    objects: int = 0
 
 
 @dataclass
@@ -85,70 +75,72 @@ def export(
     key_file      sign with this private key (PEM)
 
     BundleError if the file cannot be written, or the key is of no use."""
-
-    def shaped(key: Key) -> Entry | None:
-        entry = store.newest(key)
-        if entry is None or not winners_only or not entry.winner:
-            return entry
-        lost = {n: replace(t, artefact=None) for n, t in entry.timings.items() if n != entry.winner}
-        return replace(entry, timings={**entry.timings, **lost})
-
-    keys: dict[str, Key] = {}
     named: set[str] = set()
-    for key in store.all_keys():
-        entry = shaped(key)
-        if entry is not None and wanted(entry):
-            keys[key.digest] = key
-            named.update(digest for t in entry.timings.values() for digest in t.artefacts)
-    there = {digest for digest in named if store.content(digest) is not None}
+    targets: dict[str, dict] = {}
+    versions: dict[str, dict] = {}
+    missing = 0
+    counts = {"entries": 0, "objects": 0}
 
-    def content(name: str) -> bytes:
-        digest = name.rpartition("/")[2].partition(".")[0]
-        if ENTRY.fullmatch(name):
-            entry = shaped(keys[digest])
-            return entry.to_json().encode() if entry is not None else b""
-        return store.content(digest) or b""
+    def entries() -> Iterator[tuple[bytes, bytes]]:
+        for address, entry, found in store.chosen():
+            if not wanted(entry):
+                continue
+            shaped = _without_losers(entry) if winners_only else entry
+            named.update(digest for t in shaped.timings.values() for digest in t.artefacts)
+            targets[repr(entry.key.target)], versions[repr(entry.key.versions)] = entry.key.target, entry.key.versions
+            counts["entries"] += 1
+            as_it_is = shaped is entry and found.content.startswith(HEAD)
+            yield bytes.fromhex(address), found.content if as_it_is else shaped.to_line()
 
-    names = [f"entries/{d[:2]}/{d}.json" for d in sorted(keys)]
-    names += [f"objects/{d[:2]}/{d}.fko" for d in sorted(there)]
-    manifest = _write(path, names, content, list(keys.values()), key_file, made_by)
-    return Exported(path, manifest, len(named) - len(there))
+    def objects() -> Iterator[tuple[bytes, bytes]]:
+        nonlocal missing
+        for digest in sorted(named):
+            content = store.content(digest)
+            if content is None:
+                missing += 1
+                continue
+            counts["objects"] += 1
+            yield bytes.fromhex(digest), content
 
-
-def _write(
-    path: Path, names: Sequence[str], content: Callable[[str], bytes], keys: Sequence[Key], key_file: Path | None,
-    made_by: str,
-) -> Manifest:  # fmt: skip
-    """Two passes over the files: their digests come first. What changes in between is an error, not a bad file."""
-    files = {}
-    for name in names:
-        data = content(name)
-        files[name] = len(data), hashlib.sha256(data).hexdigest()
-    manifest = Manifest(files, each_once(k.target for k in keys), each_once(k.versions for k in keys), made_by)
-    head = manifest.to_bytes()
-    signature = sign(head, key_file) if key_file is not None else None
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
-            writer = Writer(file, path.name.endswith("gz"))
-            writer.add(MANIFEST, head)
-            if signature is not None:
-                writer.add(SIGNATURE, signature)
-            for name, (_, digest) in files.items():
-                data = content(name)
-                if hashlib.sha256(data).hexdigest() != digest:
-                    raise BundleError(f"{name} changed while it was written: export once more")
-                writer.add(name, data)
-            writer.close()
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        with tempfile.TemporaryDirectory(prefix=STAGING, dir=path.parent) as folder:
+            files, held = {}, {}
+            for kind, records in (("entries", entries), ("objects", objects)):
+                for n, (part, digest) in enumerate(segment.write(Path(folder), kind, records())):
+                    name = f"{SEGMENTS}/{segment.name_of(kind, n, digest)}"
+                    files[name], held[name] = (part.stat().st_size, digest), part
+            manifest = Manifest(
+                files, **counts, targets=each_once(targets.values()), versions=each_once(versions.values()),
+                made_by=made_by,
+            )  # fmt: skip
+            _write(path, Path(folder) / "bundle", manifest, held, key_file)
     except OSError as e:
         raise BundleError(f"{path} cannot be written: {e.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
-    return manifest
+    return Exported(path, manifest, missing)
+
+
+def _without_losers(entry: Entry) -> Entry:
+    if not entry.winner:
+        return entry
+    lost = {n: replace(t, artefact=None) for n, t in entry.timings.items() if n != entry.winner}
+    return replace(entry, timings={**entry.timings, **lost})
+
+
+def _write(path: Path, part: Path, manifest: Manifest, held: dict[str, Path], key_file: Path | None) -> None:
+    head = manifest.to_bytes()
+    signature = sign(head, key_file) if key_file is not None else None
+    with part.open("wb") as file:
+        writer = Writer(file, path.name.endswith("gz"))
+        writer.add(MANIFEST, len(head), [head])
+        if signature is not None:
+            writer.add(SIGNATURE, len(signature), [signature])
+        for name, source in held.items():
+            with source.open("rb") as content:
+                writer.add(name, manifest.files[name][0], iter(lambda: content.read(segment.BLOCK), b""))
+        writer.close()
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
 
 
 # -- checked
@@ -161,174 +153,137 @@ def verify(
     limits: Limits = USUAL,
     leave_out: bool = False,
 ) -> Checked:
-    """Reads a bundle to its end; writes nothing. BundleError with the first reason to refuse it.
+    """Reads a bundle to its end; writes nothing but temporary files. BundleError with the first reason to refuse it.
 
     accept     targets and versions that are let in
     trusted    public keys (hex), one of which must have signed; none: a signature must fit if there is one
     leave_out  pass over entries that are not let in, instead of refusing the bundle for them"""
-    return _read(Path(path), accept, trusted, limits, leave_out, lambda name, data, entry: None)
+    try:
+        with tempfile.TemporaryDirectory(prefix="flykernels-") as folder:
+            return unpack(Path(path), Path(folder), accept, trusted, limits, leave_out).checked
+    except OSError as e:
+        raise BundleError(f"it cannot be unpacked to be checked: {e.strerror}") from None
 
 
-def _read(
-    path: Path, accept: Accept, trusted: Sequence[str], limits: Limits, leave_out: bool,
-    take: Callable[[str, bytes, Entry | None], None],
-) -> Checked:  # fmt: skip
-    """`verify`; what has been checked and is let in is handed to take(name, content, entry or None)."""
+@dataclass
+class Unpacked:
+    """A bundle that has been checked, its segments lying in a folder.
+
+    let_in  a mark for each row of an entries' segment: whether it is let in
+    named   marks of the rows of an objects' segment: see checking.py"""
+
+    checked: Checked
+    entries: list[Segment] = field(default_factory=list)
+    objects: list[Segment] = field(default_factory=list)
+    let_in: dict[Path, bytearray] = field(default_factory=dict)
+    named: dict[Path, bytearray] = field(default_factory=dict)
+
+
+def unpack(
+    path: Path, folder: Path, accept: Accept, trusted: Sequence[str], limits: Limits, leave_out: bool
+) -> Unpacked:
+    """Checks all of a bundle, as `verify` does, and leaves its segments in the folder."""
     found = members(path, limits)
     with contextlib.closing(found):
-        name, data = next(found, ("", b""))
+        name, size, pieces = next(found, ("", 0, iter(())))
         if name != MANIFEST:
             raise BundleError(f"a bundle begins with {MANIFEST}, and this with {name!r}")
-        manifest = Manifest.from_bytes(data)
+        head = b"".join(pieces)
+        manifest = Manifest.from_bytes(head)
         if manifest.total_bytes > limits.total:
             raise BundleError(f"it says that it holds {manifest.total_bytes} bytes; at most {limits.total} are taken")
-        expected = list(manifest.files)
-        name, content = next(found, ("", b""))
-        signature = content if name == SIGNATURE else None
-        checked = Checked(manifest, check_signature(data, signature, trusted))
-        rest = found if signature is not None else _again(name, content, found)
-        keys: list[Key] = []
-        needed: dict[str, bool] = {}  # artefact -> whether an entry that is let in names it
-        count = 0
-        for count, (name, content) in enumerate(rest, 1):
-            if count > len(expected) or name != expected[count - 1]:
-                there = expected[count - 1] if count <= len(expected) else "the end"
+        expected, signature, count = list(manifest.files), None, 0
+        done = Unpacked(Checked(manifest, None))
+        name, size, pieces = next(found, ("", 0, iter(())))
+        if name == SIGNATURE:
+            signature = b"".join(pieces)
+            name, size, pieces = next(found, ("", 0, iter(())))
+        done.checked.signer = check_signature(head, signature, trusted)
+        while name:
+            if count >= len(expected) or name != expected[count]:
+                there = expected[count] if count < len(expected) else "the end"
                 raise BundleError(f"{name} is where the manifest has {there}")
-            size, digest = manifest.files[name]
-            if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
-                raise BundleError(f"{name} does not match the SHA-256 that the manifest says")
-            if named := ENTRY.fullmatch(name):
-                entry = _entry(name, named[2], content)
-                keys.append(entry.key)
-                reason = accept.why_not(entry.key)
-                if reason and not leave_out:
-                    raise BundleError(f"{name} ({entry.key.op}): {reason}")
-                checked.left_out += reason is not None
-                for t in entry.timings.values():
-                    for artefact in t.artefacts:
-                        needed[artefact] = needed.get(artefact, False) or reason is None
-                if reason is None:
-                    take(name, content, entry)
-                continue
-            artefact = _object(name, content)
-            if artefact not in needed:
-                raise BundleError(f"no entry of the bundle names {name}")
-            if needed[artefact]:
-                take(name, content, None)
-            del needed[artefact]
+            part = _part(folder, name, size, pieces, manifest.files[name])
+            (done.entries if part.kind == "entries" else done.objects).append(part)
+            count += 1
+            name, size, pieces = next(found, ("", 0, iter(())))
         if count != len(expected):
-            raise BundleError(f"it holds {count} files, and its manifest names {len(expected)}")
-    checked.missing = len(needed)
-    targets, versions = each_once(k.target for k in keys), each_once(k.versions for k in keys)
-    if (targets, versions) != (manifest.targets, manifest.versions):
-        raise BundleError("the manifest's targets or versions are not those of the entries")
-    return checked
+            raise BundleError(f"it holds {count} segments, and its manifest names {len(expected)}")
+    _check(done, accept, limits, leave_out)
+    return done
 
 
-def _again(name: str, content: bytes, rest: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    if name:
-        yield name, content
-    yield from rest
-
-
-def _entry(name: str, digest: str, content: bytes) -> Entry:
+def _part(folder: Path, name: str, size: int, pieces: Iterator[bytes], said: tuple[int, str]) -> Segment:
+    """One segment, written to the folder and opened."""
+    if size != said[0]:
+        raise BundleError(f"{name} has {size} bytes, and the manifest says {said[0]}")
+    path, digest = folder / name.rpartition("/")[2], hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+    if digest.hexdigest() != said[1]:
+        raise BundleError(f"{name} does not match the SHA-256 that the manifest says")
     try:
-        entry = Entry.from_json(content.decode())
-    except (UnicodeDecodeError, EntryError) as e:
+        part = Segment(path)
+        part.check_form()
+    except SegmentError as e:
         raise BundleError(f"{name}: {e}") from None
-    if entry.key.digest != digest:
-        raise BundleError(f"{name} holds the entry of another key, {entry.key.digest}")
-    return entry
+    named = SEGMENT.fullmatch(name)
+    if named is None or part.kind != named[1]:
+        raise BundleError(f"{name} holds {part.kind}")
+    return part
 
 
-def _object(name: str, content: bytes) -> str:
-    named = OBJECT.fullmatch(name)
-    try:
-        digest = CodeObject.from_bytes(content).digest
-    except CodeObjectError as e:
-        raise BundleError(f"{name}: {e}") from None
-    if named is None or digest != named[2]:
-        raise BundleError(f"{name} holds a code object of the digest {digest}")
-    return digest
+def _check(done: Unpacked, accept: Accept, limits: Limits, leave_out: bool) -> None:
+    """What the segments hold, and that the manifest says so."""
+    manifest = done.checked.manifest
+    kinds = [part.kind for part in (*done.entries, *done.objects)]
+    if [m[1] for m in map(SEGMENT.fullmatch, manifest.files) if m] != kinds:
+        raise BundleError("code objects come before entries")
+    for parts in (done.entries, done.objects):
+        if any(not p.count for p in parts) or any(a.last() >= b.first() for a, b in itertools.pairwise(parts)):
+            raise BundleError("its segments are empty, or not in the order of addresses")
+    counts = sum(p.count for p in done.entries), sum(p.count for p in done.objects)
+    if counts != (manifest.entries, manifest.objects):
+        raise BundleError(f"it holds {counts[0]} entries and {counts[1]} code objects, and its manifest says otherwise")
+    named = [bytearray(part.count) for part in done.objects]
+    seen: dict[str, dict[str, None]] = {"targets": {}, "versions": {}}
+    done.let_in = {part.path: bytearray() for part in done.entries}
+    for part, answer in look_at_all([*done.entries, *done.objects], done.objects, accept, limits, leave_out):
+        if answer.reason is not None:
+            raise BundleError(answer.reason)
+        if part.kind == "entries":
+            done.let_in[part.path] += answer.let_in
+            _add(answer, named, seen)
+            done.checked.left_out += answer.left_out
+            done.checked.missing += answer.missing
+    for part, marks in zip(done.objects, named):
+        if 0 in marks:
+            address = next(a for a, record in part.rows() if not marks[record.row])
+            raise BundleError(f"no entry of the bundle names the code object {address.hex()[:12]}")
+        done.named[part.path] = marks
+    for name, found in seen.items():
+        if each_once(json.loads(text) for text in found) != getattr(manifest, name):
+            raise BundleError("the manifest's targets or versions are not those of the entries")
 
 
-# -- in
+def _add(answer: Answer, named: list[bytearray], seen: dict[str, dict[str, None]]) -> None:
+    for marks, more in zip(named, answer.named):
+        whole = int.from_bytes(marks, "little") | int.from_bytes(more, "little")
+        marks[:] = whole.to_bytes(len(marks), "little")
+    for name, found in seen.items():
+        found.update(dict.fromkeys(getattr(answer, name)))
 
 
-def import_(
-    store: Store, path: Path, accept: Accept = ANYTHING, trusted: Sequence[str] = (), limits: Limits = USUAL,
-    leave_out: bool = False,
-) -> Imported:  # fmt: skip
-    """Takes a bundle into the store's first directory. Entries that are there already are merged: see merge.py.
-
-    Nothing is written before all of it has been checked and lies beside the cache, on the same file system; then it is
-    moved in, code objects first, so that at no moment an entry names what is not there. BundleError, with nothing
-    written, for what `verify` refuses, and where the directory cannot be written."""
-    first = store.directories[0]
-    try:
-        first.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=first))
-    except OSError as e:
-        raise BundleError(f"{first} cannot be written: {e.strerror}") from None
-    objects: list[str] = []
-    keys: list[tuple[str, Key, bool]] = []
-
-    def take(name: str, content: bytes, entry: Entry | None) -> None:
-        if entry is None:
-            objects.append(name)
-        else:
-            here = store.newest(entry.key, any_compiler=True)
-            both = merge(here, entry) if here is not None else entry
-            content = both.to_json().encode()
-            keys.append((name, entry.key, here is None))
-            _stage(staging / "theirs" / name, entry.to_json().encode())
-        _stage(staging / name, content)
-
-    try:
-        checked = _read(Path(path), accept, trusted, limits, leave_out, take)
-        done = Imported(**vars(checked))
-        for name in (*objects, *(name for name, *_ in keys)):  # what needs room comes before the first move
-            (first / name).parent.mkdir(parents=True, exist_ok=True)
-        for name in objects:
-            os.replace(staging / name, first / name)
-            done.objects += 1
-        for name, key, new in keys:
-            _publish(store, key, staging, name, new, done)
-        os.sync()
-        return done
-    except OSError as e:
-        raise BundleError(f"{first} cannot be written: {e.strerror}") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _stage(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-
-
-def _publish(store: Store, key: Key, staging: Path, name: str, new: bool, done: Imported) -> None:
-    """Moves a staged entry in. One that was written here since it was staged is merged again."""
-    final = store.directories[0] / name
-    with store.lock(key):
-        here = store.newest(key, any_compiler=True)
-        theirs = Entry.from_json((staging / "theirs" / name).read_text())
-        both = merge(here, theirs) if here is not None else theirs
-        if here == both:
-            done.kept += 1
-            return
-        done.added += new
-        done.merged += not new
-        text = both.to_json()
-        if (staging / name).read_text() != text:
-            (staging / name).write_text(text)
-        os.replace(staging / name, final)
-    store.forget(key)
+# -- several to one
 
 
 def join(paths: Sequence[Path], path: Path, *, trusted: Sequence[str] = (), key_file: Path | None = None,
          limits: Limits = USUAL, made_by: str = "") -> Exported:  # fmt: skip
     """Makes one bundle of several; where they know the same key, the one named first goes before (see merge.py)."""
+    from .bringing import import_
+
     with tempfile.TemporaryDirectory(prefix="flykernels-") as folder:
         store = Store([folder])
         for p in paths:
@@ -337,3 +292,8 @@ def join(paths: Sequence[Path], path: Path, *, trusted: Sequence[str] = (), key_
             except BundleError as e:
                 raise BundleError(f"{p}: {e}") from None
         return export(store, path, key_file=key_file, made_by=made_by)
+
+
+def remove(folder: Path) -> None:
+    """A staging folder, whatever is in it."""
+    shutil.rmtree(folder, ignore_errors=True)

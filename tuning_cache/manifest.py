@@ -8,34 +8,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .archive import ENTRY, OBJECT, BundleError
+from .archive import SEGMENT, BundleError
 from .entry import Key, canonical, is_digest
 
-FORMAT = 1
+FORMAT = 2  # 1 had a file for every entry and code object: unpacked, such a bundle is a cache directory still
 
 
 @dataclass(frozen=True)
 class Manifest:
     """A bundle's table of contents.
 
-    files     name -> (bytes, SHA-256 in hex)
+    files     segments: name -> (bytes, SHA-256 in hex)
+    entries   of all of them together
+    objects   code objects, likewise
     targets   the targets that entries are for, each once
     versions  the versions that entries are of, each once
     made_by   version of flykernels that wrote it
     """
 
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
+    entries: int = 0
+    objects: int = 0
     targets: tuple[dict, ...] = ()
     versions: tuple[dict, ...] = ()
     made_by: str = ""
-
-    @property
-    def entries(self) -> int:
-        return sum(name.startswith("entries/") for name in self.files)
-
-    @property
-    def objects(self) -> int:
-        return len(self.files) - self.entries
 
     @property
     def total_bytes(self) -> int:
@@ -45,6 +41,7 @@ class Manifest:
     def to_bytes(self) -> bytes:
         body = {
             "files": {name: list(f) for name, f in self.files.items()},
+            "entries": self.entries, "objects": self.objects,
             "targets": list(self.targets), "versions": list(self.versions), "made_by": self.made_by,
         }  # fmt: skip
         digest = hashlib.sha256(canonical(body).encode()).hexdigest()
@@ -61,9 +58,15 @@ class Manifest:
                 raise BundleError(
                     f"the bundle has format {file['format']}; this version reads up to {FORMAT}: update flykernels"
                 )
+            if file["format"] < FORMAT:
+                raise BundleError(
+                    f"the bundle has format {file['format']}, and this version reads {FORMAT}: unpack it with `tar xf` "
+                    "into a directory, name that in FLYKERNELS_CACHE_DIR, and export it again"
+                )
             body = file["manifest"]
             files = {name: (f[0], f[1]) for name, f in body["files"].items()}
-            made = Manifest(files, tuple(body["targets"]), tuple(body["versions"]), body["made_by"])
+            counts = body["entries"], body["objects"]
+            made = Manifest(files, *counts, tuple(body["targets"]), tuple(body["versions"]), body["made_by"])
             if made.to_bytes() != data:
                 raise BundleError("the manifest does not match its SHA-256")
         except BundleError:
@@ -71,10 +74,13 @@ class Manifest:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as e:
             raise BundleError(f"the manifest cannot be read: {type(e).__name__}: {e}") from None
         for name, (size, digest) in made.files.items():
-            if not (ENTRY.fullmatch(name) or OBJECT.fullmatch(name)):
+            named = SEGMENT.fullmatch(name)
+            if not named:
                 raise BundleError(f"the manifest names {name!r}, which is no name that a bundle has")
-            if type(size) is not int or size < 0 or not is_digest(digest):
+            if type(size) is not int or size < 0 or not is_digest(digest) or digest != named[2]:
                 raise BundleError(f"the manifest says {size!r} bytes and SHA-256 {digest!r} of {name}")
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise BundleError(f"the manifest says that there are {counts[0]!r} entries and {counts[1]!r} code objects")
         if not all(isinstance(x, dict) for x in (*made.targets, *made.versions)) or not isinstance(made.made_by, str):
             raise BundleError("the manifest's targets or versions are not objects")
         return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import shutil
@@ -11,7 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .entry import Entry, EntryError
+from .entry import Entry, EntryError, NewerFormat
+from .fold import without
+from .layer import Found
+from .segment import ROW, Segment
 from .store import Store
 
 log = logging.getLogger(__name__)
@@ -43,13 +47,6 @@ class Pruned:
     left: int = 0
 
 
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    size: int
-    used: float
-
-
 def size_in_bytes(text: str) -> int:
     """Of "500", "10MB", "1.5GiB"; ValueError for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
@@ -58,109 +55,156 @@ def size_in_bytes(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
+@dataclass(slots=True)
+class _Item:
+    """What lies under an address in the first directory: a file of its own, or a row of a segment."""
+
+    address: str
+    size: int
+    used: float
+    path: Path
+    segment: Segment | None = None
+    row: int = 0
+    named: tuple[str, ...] = ()
+
+
 def prune(
     store: Store, max_bytes: int | None = None, unused_seconds: float | None = None, dry_run: bool = False
 ) -> Pruned:
-    """Removes from the store's first directory: files that cannot be read; entries not used for `unused_seconds`; then,
-    until at most `max_bytes` are left, the entries that were used longest ago; and code objects that no entry names.
+    """Removes from the store's first directory: what cannot be read, or is hidden by something newer; entries not used
+    for `unused_seconds`; then, until at most `max_bytes` are left, the entries that were used longest ago; and code
+    objects that no entry names.
 
     Entries of newer formats, and those that a process is tuning, stay. Other layers are never written. Errors of the
-    file system leave the file where it is."""
-    root, now = store.directories[0], time.time()
-    entries = {f.path: f for f in _files(root, "entries/*/*.json")}
-    objects = {f.path.stem: f for f in _files(root, "objects/*/*.fko")}
-    done = Pruned(left=sum(f.size for f in (*entries.values(), *objects.values())))
-    named: dict[Path, set[str]] = {}
-    uses = dict.fromkeys(objects, 0)
-    for path in list(entries):
-        artefacts = _artefacts(path)
-        if artefacts is None:
-            if _remove(entries.pop(path), done, dry_run):
-                done.damaged += 1
-            continue
-        named[path] = artefacts & uses.keys()
-        for digest in named[path]:
-            uses[digest] += 1
-
-    def drop(path: Path) -> None:
-        if not _remove_entry(store, entries[path], done, dry_run):
-            return
-        done.entries += 1
-        for digest in named[path]:
-            uses[digest] -= 1
-            if not uses[digest]:
-                done.objects += _remove(objects[digest], done, dry_run)
-
-    for digest, count in uses.items():
-        if not count and objects[digest].used < now - YOUNG_SECONDS:
-            done.objects += _remove(objects[digest], done, dry_run)
-    for path in sorted(entries, key=lambda p: entries[p].used):
-        too_old = unused_seconds is not None and entries[path].used < now - unused_seconds
-        if not too_old and (max_bytes is None or done.left <= max_bytes):
-            break
-        drop(path)
+    file system leave things where they are."""
+    with store.folding(0.0) as alone:
+        work = _Pruning(store, dry_run, alone)
+        work.go(max_bytes, unused_seconds)
     if not dry_run:
-        _sweep(root, now)
-    return done
+        _sweep(store.directories[0], work.now)
+    return work.done
 
 
-def _files(root: Path, pattern: str) -> Iterator[_File]:
-    for path in root.glob(pattern):
+class _Pruning:
+    def __init__(self, store: Store, dry_run: bool, alone: bool):
+        self.store, self.dry_run, self.alone = store, dry_run, alone
+        self.layer, self.now, self.done = store.layers[0], time.time(), Pruned()
+        self.dropped: dict[Path, tuple[Segment, set[int]]] = {}
+        self.objects = {item.address: item for item in self._items("objects")}
+        self.uses = dict.fromkeys(self.objects, 0)
+        self.entries = list(self._items("entries"))
+        for item in self.entries:
+            for digest in item.named:
+                self.uses[digest] += 1
+
+    def go(self, max_bytes: int | None, unused_seconds: float | None) -> None:
+        done = self.done
+        for digest, count in self.uses.items():
+            if not count and self.objects[digest].used < self.now - YOUNG_SECONDS:
+                done.objects += self._drop(self.objects[digest])
+        for item in sorted(self.entries, key=lambda item: item.used):
+            too_old = unused_seconds is not None and item.used < self.now - unused_seconds
+            if not too_old and (max_bytes is None or done.left <= max_bytes):
+                break
+            if self._drop_entry(item):
+                done.entries += 1
+                for digest in item.named:
+                    self.uses[digest] -= 1
+                    if not self.uses[digest]:
+                        done.objects += self._drop(self.objects[digest])
+        if not self.dry_run:
+            self._rewrite()
+
+    def _items(self, kind: str) -> Iterator[_Item]:
+        """What counts under each address; what it hides, and what is damaged, is dropped on the way."""
+        used = {part.path: part.used() for part in self.layer.segments(kind)}
+        for _, group in itertools.groupby(self.layer.every(kind), key=lambda item: item[0]):
+            hidden = False
+            for address, _, found in group:
+                item = self._item(address, found, used)
+                self.done.left += item.size
+                if hidden:
+                    self._drop(item)
+                    continue
+                named = self._named(found) if kind == "entries" else set()
+                if named is None:
+                    self.done.damaged += self._drop(item)
+                    continue
+                hidden = True
+                item.named = tuple(named)
+                yield item
+
+    def _item(self, address: str, found: Found, used: dict[Path, list[float]]) -> _Item:
+        if found.segment is not None and found.record is not None:
+            row = found.record.row
+            size = found.record.size + ROW.size
+            return _Item(address, size, used[found.path][row], found.path, found.segment, row)
+        changed = 0.0
         with contextlib.suppress(OSError):
-            found = path.stat()
-            yield _File(path, found.st_size, found.st_mtime)
+            changed = found.path.stat().st_mtime
+        return _Item(address, len(found.content), changed, found.path)
 
-
-def _artefacts(path: Path) -> set[str] | None:
-    """Digests that an entry names; None for a damaged one. A newer format's are not known: it names nothing of ours."""
-    from .entry import NewerFormat
-
-    try:
-        return {d for t in Entry.from_json(path.read_text()).timings.values() for d in t.artefacts}
-    except NewerFormat:
-        return set()
-    except (UnicodeDecodeError, EntryError):
-        return None
-    except OSError:
-        return set()
-
-
-def _remove_entry(store: Store, file: _File, done: Pruned, dry_run: bool) -> bool:
-    """Under the key's lock, and only if nobody used or wrote it meanwhile."""
-    try:
-        key = Entry.from_json(file.path.read_text()).key
-    except (OSError, UnicodeDecodeError, EntryError):
-        return False
-    if dry_run:
-        return _remove(file, done, True)
-    with store.lock(key, LOCK_SECONDS) as held:
-        if not held:
-            return False
+    def _named(self, found: Found) -> set[str] | None:
+        """Code objects here that an entry names; None for a damaged one. A newer format's names are not known."""
         try:
-            if file.path.stat().st_mtime != file.used:
-                return False
-        except OSError:
+            timings = Entry.from_json(found.content).timings.values()
+        except NewerFormat:
+            return set()
+        except (UnicodeDecodeError, EntryError):
+            return None
+        return {d for t in timings for d in t.artefacts} & self.uses.keys()
+
+    def _drop_entry(self, item: _Item) -> bool:
+        """Under the entry's lock, and only if nobody used or wrote it meanwhile; a newer format's not at all."""
+        found = next(self.layer.found("entries", item.address), None)
+        try:
+            Entry.from_json(found.content if found is not None else b"")
+        except (UnicodeDecodeError, EntryError):
             return False
-        removed = _remove(file, done, False)
-    store.forget(key)
-    return removed
+        if self.dry_run:
+            return self._drop(item)
+        if item.segment is not None:
+            return not self.store.is_locked(item.address) and self._drop(item)
+        with self.store.lock_of(item.address, LOCK_SECONDS) as held:
+            try:
+                if not held or item.path.stat().st_mtime != item.used:
+                    return False
+            except OSError:
+                return False
+            removed = self._drop(item)
+        self.store.forget_address(item.address)
+        return removed
 
+    def _drop(self, item: _Item) -> bool:
+        if item.segment is not None:
+            if not self.alone:
+                return False
+            self.dropped.setdefault(item.path, (item.segment, set()))[1].add(item.row)
+        else:
+            try:
+                if not self.dry_run:
+                    item.path.unlink()
+            except OSError as e:
+                log.warning("%s: cannot be removed: %s", item.path, e.strerror)
+                return False
+        self.done.freed += item.size
+        self.done.left -= item.size
+        return True
 
-def _remove(file: _File, done: Pruned, dry_run: bool) -> bool:
-    try:
-        if not dry_run:
-            file.path.unlink()
-    except OSError as e:
-        log.warning("%s: cannot be removed: %s", file.path, e.strerror)
-        return False
-    done.freed += file.size
-    done.left -= file.size
-    return True
+    def _rewrite(self) -> None:
+        for path, (part, rows) in self.dropped.items():
+            try:
+                without(self.layer, part, rows)
+            except OSError as e:
+                log.warning("%s: cannot be written anew: %s", path, e.strerror)
+        if self.dropped:
+            self.store.forget_all()
 
 
 def _sweep(root: Path, now: float) -> None:
     """Removes what killed imports and writers have left."""
-    for path in (*root.glob(".staging-*"), *root.glob("entries/*/.*.part"), *root.glob("objects/*/.*.part")):
+    left = (".staging-*", "entries/*/.*.part", "objects/*/.*.part", "segments/.*.part")
+    for path in itertools.chain.from_iterable(map(root.glob, left)):
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < now - STALE_SECONDS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

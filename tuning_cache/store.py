@@ -1,10 +1,8 @@
-"""Where entries and code objects lie: a directory, one file each, written whole or not at all.
+"""Entries by key and code objects by content, over several directories (see layer.py for what lies in one).
 
-    DIR/entries/ab/<digest of key>.json     DIR/objects/ab/<digest of content>.fko     DIR/locks/<digest of key>.lock
-
-Several directories may be given, as layers: the first is written to, all are read in order, and an entry that has a
-winner hides one that has none, wherever they lie. A directory that cannot be written costs one warning: the process
-goes on with what it has in memory. A file's time of change says when it was used last (to the hour): see `prune.py`.
+The first directory is written to, all are read in order, and an entry that has a winner hides one that has none in
+another. A directory that cannot be written costs one warning: the process goes on with what it has in memory. Behind
+the directories there may be a remote store (remote.py), asked for what they do not know.
 """
 
 from __future__ import annotations
@@ -13,9 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,11 +20,11 @@ import filelock
 from flykernels.codeobject import CodeObject, CodeObjectError
 
 from .entry import Entry, EntryError, Key, NewerFormat, Timing, canonical, is_digest
+from .layer import Found, Layer, grouped
 
 log = logging.getLogger(__name__)
 
 LOCK_SECONDS = 300.0  # how long to wait for another process that tunes the same key before tuning as well
-USED_SECONDS = 3600.0  # how exactly the time of last use is kept
 CHECKS = 16  # how often the size is looked at while as much is written as the limit allows
 
 
@@ -56,6 +52,8 @@ class Store:
         self._objects: dict[str, CodeObject] = {}
         self._mutex = threading.RLock()
         self._said: set[str] = set()
+        warn = lambda message: self._say(logging.WARNING, message)
+        self.layers = [Layer(d, warn) for d in self.directories]
         self.max_bytes = max_bytes
         self._unchecked = max_bytes or 0  # bytes written since the size was looked at; at first: look at once
 
@@ -67,39 +65,41 @@ class Store:
         return known if known is not None and key.agrees(known.key) else self._read(key)
 
     def _read(self, key: Key) -> Entry | None:
-        """What the files say, which this process then remembers."""
-        found, path = self._find(key)
-        if found is not None and path is not None:
-            self._used(path)
+        """What the directories say, which this process then remembers."""
+        found, place, n = self._find(key)
+        if found is not None and place is not None:
+            if n == 0:  # a layer that is only read stays as it is
+                place.use()
             with self._mutex:
                 self._entries[key.digest] = found
         return found
 
-    def _find(self, key: Key, any_compiler: bool = False) -> tuple[Entry | None, Path | None]:
-        """The first layer's entry that has a winner, else the first there is; and its file."""
-        found: tuple[Entry | None, Path | None] = None, None
-        for path in self._paths("entries", key.digest, ".json"):
-            entry = self.read(path)
-            if entry is None:
-                continue
-            if entry.key.digest != key.digest or not (any_compiler or key.agrees(entry.key)):
-                self._say(logging.INFO, f"{path}: skipped: it was made for {entry.key.versions}, not {key.versions}")
-                continue
-            if entry.winner:
-                return entry, path
-            found = found if found[0] is not None else (entry, path)
-        return found
+    def _find(self, key: Key, any_compiler: bool = False) -> tuple[Entry | None, Found | None, int]:
+        """The first layer's entry that has a winner, else the first there is; where it was, and in which layer."""
+        first: tuple[Entry | None, Found | None, int] = None, None, 0
+        for n, layer in enumerate(self.layers):
+            for found in layer.found("entries", key.digest):
+                entry = self._parsed(found)
+                if entry is None:
+                    continue
+                if not key.same_address(entry.key) or not (any_compiler or key.agrees(entry.key)):
+                    versions = f"{entry.key.versions}, not {key.versions}"
+                    self._say(logging.INFO, f"{found}: skipped: it was made for {versions}")
+                    continue
+                if entry.winner:
+                    return entry, found, n
+                first = first if first[0] is not None else (entry, found, n)
+                break  # within a layer the newest counts
+        return first
 
-    def read(self, path: Path) -> Entry | None:
-        """One file's entry; None where there is none, or none that can be read."""
+    def _parsed(self, found: Found) -> Entry | None:
+        """None for what cannot be read."""
         try:
-            return Entry.from_json(path.read_text())
-        except FileNotFoundError:
-            return None
+            return Entry.from_json(found.content)
         except NewerFormat as e:
-            self._say(logging.INFO, f"{path}: left alone: {e}")
-        except (OSError, UnicodeDecodeError, EntryError) as e:
-            self._say(logging.WARNING, f"{path}: skipped: {e}")
+            self._say(logging.INFO, f"{found}: left alone: {e}")
+        except (UnicodeDecodeError, EntryError) as e:
+            self._say(logging.WARNING, f"{found}: skipped: {e}")
         return None
 
     def newest(self, key: Key, any_compiler: bool = False) -> Entry | None:
@@ -108,10 +108,23 @@ class Store:
         any_compiler: also an entry that another compiler's artefacts are in"""
         return self._find(key, any_compiler)[0]
 
-    def forget(self, key: Key) -> None:
-        """Makes the next look-up read the files."""
+    def newest_in_first(self, key: Key) -> Entry | None:
+        """`newest` of the first directory alone, whatever compiler it is of."""
+        places = self.layers[0].found("entries", key.digest)
+        return next((e for e in map(self._parsed, places) if e is not None and key.same_address(e.key)), None)
+
+    def forget_all(self) -> None:
+        """Makes all look-ups read the directories."""
         with self._mutex:
-            self._entries.pop(key.digest, None)
+            self._entries.clear()
+
+    def forget(self, key: Key) -> None:
+        """Makes the next look-up read the directories."""
+        self.forget_address(key.digest)
+
+    def forget_address(self, address: str) -> None:
+        with self._mutex:
+            self._entries.pop(address, None)
 
     def timed(self, key: Key, name: str, measure: Callable[[], Timing], seconds: float = LOCK_SECONDS) -> Timing:
         """The candidate's timing: what another process found, or what `measure()` returns, which is then published.
@@ -132,7 +145,7 @@ class Store:
             entry = change(self._read(key) or self._memory(key) or Entry(key))
             with self._mutex:
                 self._entries[key.digest] = entry
-            self._write(self._paths("entries", key.digest, ".json")[0], entry.to_json().encode())
+            self._write("entries", key.digest, entry.to_json().encode())
         return entry
 
     def _memory(self, key: Key) -> Entry | None:
@@ -142,28 +155,35 @@ class Store:
 
     def content_digest(self) -> str:
         """SHA-256 over the addresses and winners of all readable entries, in hex: what a pinned cache decides."""
-        seen: dict[str, str | None] = {}
-        for path in self.entry_files():
-            try:
-                winner = Entry.from_json(path.read_text()).winner
-            except (OSError, UnicodeDecodeError, EntryError):
-                continue
-            seen[path.stem] = seen.get(path.stem) or winner
-        return hashlib.sha256(canonical(seen).encode()).hexdigest()
+        winners = {address: entry.winner for address, entry in self.entries()}
+        return hashlib.sha256(canonical(winners).encode()).hexdigest()
 
-    def entry_files(self) -> Iterator[Path]:
-        """All entries' files, layer by layer."""
-        for directory in self.directories:
-            yield from sorted(directory.glob("entries/*/*.json"))
+    def entries(self) -> Iterator[tuple[str, Entry]]:
+        """(address, entry) of all readable entries of all layers, in the order of addresses; each once: the one that
+        `newest` would give to whoever has no compiler."""
+        for address, entry, _ in self.chosen():
+            yield address, entry
+
+    def chosen(self) -> Iterator[tuple[str, Entry, Found]]:
+        """`entries`, with where each was found."""
+        for address, places in grouped(self.layers, "entries"):
+            first, done = None, -1
+            for n, found in places:
+                entry = self._parsed(found) if n != done else None
+                if entry is None or entry.key.digest != address:
+                    continue
+                done = n
+                if entry.winner or first is None:
+                    first = entry, found
+                if entry.winner:
+                    break
+            if first is not None:
+                yield address, *first
 
     def all_keys(self) -> Iterator[Key]:
         """The keys of all readable entries of all layers, each once."""
-        seen = set()
-        for path in self.entry_files():
-            entry = self.read(path) if path.stem not in seen else None
-            if entry is not None and entry.key.digest == path.stem:
-                seen.add(path.stem)
-                yield entry.key
+        for _, entry in self.entries():
+            yield entry.key
 
     # -- code objects
     def add(self, code: CodeObject) -> str:
@@ -171,48 +191,44 @@ class Store:
         digest = code.digest
         with self._mutex:
             self._objects[digest] = code
-        path = self._paths("objects", digest, ".fko")[0]
-        if not path.exists():
-            self._write(path, code.to_bytes())
+        if not self.layers[0].has("objects", digest):
+            self._write("objects", digest, code.to_bytes())
         return digest
 
     def has(self, digest: str) -> bool:
         """Whether some layer holds a file for that code object; it is checked when it is loaded."""
-        return is_digest(digest) and any(path.is_file() for path in self._paths("objects", digest, ".fko"))
+        return is_digest(digest) and any(layer.has("objects", digest) for layer in self.layers)
 
     def content(self, digest: str) -> bytes | None:
         """A code object's file, from the first layer where it is whole; None if there is none."""
-        for path in self._paths("objects", digest, ".fko") if is_digest(digest) else ():
-            try:
-                data = path.read_bytes()
-            except OSError:
-                continue
-            if hashlib.sha256(data).hexdigest() == digest:
-                return data
-        return None
+        return self._object(digest)[0]
+
+    def _object(self, digest: str) -> tuple[bytes | None, Found | None, int]:
+        for n, layer in enumerate(self.layers if is_digest(digest) else ()):
+            for found in layer.found("objects", digest):
+                if hashlib.sha256(found.content).hexdigest() == digest:
+                    return found.content, found, n
+                self._say(logging.WARNING, f"{found}: skipped: its content has another digest")
+        return None, None, 0
 
     def load(self, digest: str) -> CodeObject | None:
         """The code object of that digest, or None. Its content is checked against the digest."""
         with self._mutex:
             if digest in self._objects:
                 return self._objects[digest]
-        if not is_digest(digest):
+        data, found, n = self._object(digest)
+        if data is None or found is None:
             return None
-        for path in self._paths("objects", digest, ".fko"):
-            try:
-                code = CodeObject.load(path)
-                if code.digest != digest:
-                    raise CodeObjectError(f"its content has the digest {code.digest}")
-            except FileNotFoundError:
-                continue
-            except (OSError, CodeObjectError) as e:
-                self._say(logging.WARNING, f"{path}: skipped: {e}")
-                continue
-            self._used(path)
-            with self._mutex:
-                self._objects[digest] = code
-            return code
-        return None
+        try:
+            code = CodeObject.from_bytes(data)
+        except CodeObjectError as e:
+            self._say(logging.WARNING, f"{found}: skipped: {e}")
+            return None
+        if n == 0:
+            found.use()
+        with self._mutex:
+            self._objects[digest] = code
+        return code
 
     # -- one process at a time
     @contextlib.contextmanager
@@ -221,7 +237,27 @@ class Store:
         or where no lock file can be made: the work is then done twice, which loses time, not entries.
 
         Re-entrant in a thread; released by the operating system when the process dies."""
-        path = self.directories[0] / "locks" / f"{key.digest}.lock"
+        with self._lock(key.digest, seconds) as held:
+            yield held
+
+    def lock_of(self, address: str, seconds: float) -> contextlib.AbstractContextManager[bool]:
+        """`lock`, of an entry's address."""
+        return self._lock(address, seconds)
+
+    def folding(self, seconds: float = LOCK_SECONDS) -> contextlib.AbstractContextManager[bool]:
+        """As `lock`, for who writes or removes segments: one process at a time."""
+        return self._lock("segments", seconds)
+
+    def is_locked(self, address: str) -> bool:
+        """Whether a process holds an entry's lock now."""
+        if not (self.directories[0] / "locks" / f"{address}.lock").exists():
+            return False
+        with self._lock(address, 0.0, quiet=True) as held:
+            return not held
+
+    @contextlib.contextmanager
+    def _lock(self, name: str, seconds: float, quiet: bool = False) -> Iterator[bool]:
+        path = self.directories[0] / "locks" / f"{name}.lock"
         held = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +265,9 @@ class Store:
             held.acquire(timeout=seconds)
         except filelock.Timeout:
             held = None
-            self._say(logging.WARNING, f"{path}: another process has held it for {seconds:.0f} s; going on without")
+            if not quiet:
+                message = f"{path}: another process has held it for {seconds:.0f} s; going on without"
+                self._say(logging.WARNING, message)
         except (OSError, NotImplementedError) as e:  # the latter: a file system without flock
             held = None
             self._say(logging.WARNING, f"{path}: cannot lock: {e}")
@@ -240,31 +278,13 @@ class Store:
                 held.release()
 
     # -- files
-    def _paths(self, kind: str, digest: str, suffix: str) -> list[Path]:
-        return [d / kind / digest[:2] / (digest + suffix) for d in self.directories]
-
-    def _used(self, path: Path) -> None:
-        """Notes in the file's time of change that it is in use; not where it lies in a layer that is only read."""
-        with contextlib.suppress(OSError, ValueError):
-            if path.is_relative_to(self.directories[0]) and path.stat().st_mtime < time.time() - USED_SECONDS:
-                os.utime(path)
-
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, kind: str, address: str, data: bytes) -> None:
+        layer = self.layers[0]
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-            try:
-                with os.fdopen(fd, "wb") as f:
-                    f.write(data)
-                    f.flush()
-                    os.fsync(f.fileno())
-                os.replace(part, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
-                raise
+            layer.write(kind, address, data)
         except OSError as e:
-            self._say(logging.WARNING, f"{path.parent}: cannot be written ({e.strerror}); kept in memory only")
+            folder = layer.file(kind, address).parent
+            self._say(logging.WARNING, f"{folder}: cannot be written ({e.strerror}); kept in memory only")
         self._watch_size(len(data))
 
     def _watch_size(self, written: int) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import tarfile
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from flykernels.codeobject import Argument, CodeObject, Extent
-from tuning_cache import FAILED, Entry, Key, Store, Timing
+from tuning_cache import FAILED, BundleError, Entry, EntryError, Key, Store, Timing, export, import_, segment, verify
+from tuning_cache.archive import END, header
+from tuning_cache.manifest import Manifest, each_once
 
 VERSIONS = {"plugin": "1", "templates": "ab" * 32, "mlir": "flydsl 0.5.0"}
 MI350 = {"arch": "gfx950", "product": "AMD Instinct MI350X", "compute_units": 256}
@@ -40,3 +48,89 @@ def files(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, but for locks, which hold nothing."""
     found = (p for p in folder.rglob("*") if p.is_file() or p.is_symlink())
     return {str(p.relative_to(folder)): p.read_bytes() for p in found if p.suffix != ".lock"}
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    """What a cache knows, wherever it lies: entries as lines, code objects, by kind/address."""
+    store = Store([folder])
+    found = {f"entries/{address}": entry.to_line() for address, entry in store.entries()}
+    for address, _, there in store.layers[0].every("objects"):
+        found.setdefault(f"objects/{address}", there.content)
+    return found
+
+
+# -- bundles, whole and forged
+
+
+def bundle(folder: Path, name: str = "b.tar", **fill_options) -> Path:
+    store = Store([folder / "source"])
+    fill(store, **fill_options)
+    return export(store, folder / name).path
+
+
+def archive(path: Path, members: list[tuple[str, bytes]], end: bytes = END) -> Path:
+    path.write_bytes(b"".join(header(n, len(d)) + d + bytes(-len(d) % 512) for n, d in members) + end)
+    return path
+
+
+def parts(path: Path) -> list[tuple[str, bytes]]:
+    with tarfile.open(path) as tar:
+        return [(m.name, tar.extractfile(m).read()) for m in tar]
+
+
+def records(path: Path) -> dict[str, bytes]:
+    """A bundle's entries and code objects, by kind/address."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in parts(path)[1:]:
+            (Path(folder) / Path(name).name).write_bytes(data)
+            part = segment.Segment(Path(folder) / Path(name).name)
+            found |= {f"{part.kind}/{address.hex()}": content for address, _, content in part.records()}
+    return found
+
+
+def packed(path: Path, known: dict[str, bytes], **manifest) -> Path:
+    """A bundle of these records and a manifest that fits them: what a forger without a key would make."""
+    entries = []
+    for name, line in known.items():
+        try:
+            entries += [Entry.from_json(line)] if name.startswith("entries") else []
+        except EntryError:
+            continue
+    members, sums = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in ("entries", "objects"):
+            rows = sorted((bytes.fromhex(n[8:]), data) for n, data in known.items() if n.startswith(kind))
+            for n, (part, digest) in enumerate(segment.write(Path(folder), kind, rows)):
+                data = part.read_bytes()
+                members.append((f"segments/{segment.name_of(kind, n, digest)}", data))
+                sums[members[-1][0]] = len(data), digest
+    counts = [sum(n.startswith(kind) for n in known) for kind in ("entries", "objects")]
+    targets, versions = each_once(e.key.target for e in entries), each_once(e.key.versions for e in entries)
+    made = Manifest(sums, *counts, targets or (MI350,), versions or (VERSIONS,))
+    return archive(path, [("manifest.json", replace(made, **manifest).to_bytes()), *members])
+
+
+def signed_off(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    """The bundle's manifest, made to fit other contents of its segments; the names too."""
+    old = Manifest.from_bytes(parts(path)[0][1])
+    renamed = [(n[:-68] + hashlib.sha256(d).hexdigest() + ".fks", d) for n, d in members]
+    sums = {n: (len(d), hashlib.sha256(d).hexdigest()) for n, d in renamed}
+    return archive(path, [("manifest.json", replace(old, files=sums).to_bytes()), *renamed])
+
+
+def rewritten(path: Path, change: Callable[[dict[str, bytes]], dict[str, bytes]]) -> Path:
+    return packed(path, change(records(path)))
+
+
+def refused(tmp_path: Path, path: Path, match: str, **options) -> None:
+    target = tmp_path / "target"
+    store = Store([target])
+    fill(store, 1, measured=False)
+    before = files(target)
+    with pytest.raises(BundleError, match=match):
+        import_(store, path, **options)
+    with pytest.raises(BundleError, match=match):
+        verify(path, **options)
+    assert files(target) == before
+    assert not list(target.glob(".staging-*"))

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from inductor_plugin.cli import main
 from inductor_plugin.fingerprint import versions
-from tests.cache.making import MI350, files, fill
+from tests.cache.making import MI350, files, fill, held
 from tuning_cache import Store
 
 
@@ -54,7 +54,14 @@ def test_export_verify_import(cli, filled, tmp_path):
     assert cli("import", bundle, "--target", "arch=gfx950,compute_units=304", directory="other").exit_code == 1
     done = cli("import", bundle, "--target", target, directory="other")
     assert done.exit_code == 0 and "3 entries added" in done.output
-    assert files(tmp_path / "other") == files(tmp_path / "cache")
+    assert held(tmp_path / "other") == held(tmp_path / "cache")
+    assert cli("verify", directory="other").exit_code == 0
+    part = next((tmp_path / "other" / "segments").glob("entries*.fks"))
+    data = bytearray(part.read_bytes())
+    data[100] ^= 1
+    part.write_bytes(data)
+    told = cli("verify", directory="other")
+    assert told.exit_code == 1 and "does not match its SHA-256" in told.output and "row 0" in told.output
     assert "0 entries, 0 code objects" in cli("export", tmp_path / "c.tar", "--target", "arch=sm_90").output
     assert cli("import", bundle, "--target", "gfx950").exit_code == 2
 
@@ -105,6 +112,16 @@ def test_verify_and_prune_a_cache(cli, filled, tmp_path):
     assert "removed 2 entries" in cli("prune", "--max-size", "0B").output
     assert not list((tmp_path / "cache").glob("entries/*/*"))
     assert cli("prune", "--max-size", "many").exit_code == 2 and cli("prune", "--unused", "3").exit_code == 2
+
+
+def test_compact(cli, filled, tmp_path):
+    before = held(tmp_path / "cache")
+    told = cli("compact").output
+    assert "3 entries and 3 code objects in segments, 6 files went into them" in told
+    assert held(tmp_path / "cache") == before and not list((tmp_path / "cache").glob("*/*/*"))
+    assert cli("list").output.count("flykernels t=1") == 3 and "(winner)" in cli("show", filled[0].key.digest).output
+    assert "removed 3 entries, 3 code objects" in cli("prune", "--max-size", "0").output
+    assert "empty" in cli("list").output
 
 
 def test_the_target_of_the_tests_is_that_of_the_chip():

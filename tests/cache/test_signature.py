@@ -9,8 +9,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 
-from tests.cache.making import files, fill
-from tests.cache.test_bundle import archive, parts
+from tests.cache.making import archive, files, fill, parts
 from tuning_cache import BundleError, Store, export, import_, verify
 from tuning_cache.signature import public_key
 
