@@ -193,10 +193,11 @@ class Served:
 
 
 def fresh_caches(folder: Path, ours: Path) -> None:
-    """Inductor's caches and ours in these folders, and nothing in memory."""
+    """Inductor's caches, Triton's among them, and ours in these folders, and nothing in memory."""
     from torch._inductor.utils import clear_caches
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["FLYKERNELS_CACHE_DIR"] = str(folder), str(ours)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")  # else Inductor keeps the first that it has made in a process
     clear_caches()
 
 
