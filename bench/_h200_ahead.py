@@ -1,6 +1,6 @@
-"""Compiles ahead what the bench will tune: a process that builds every candidate of some cases, and measures none.
+"""Compiles ahead what the bench will tune: processes that build every candidate, and measure none.
 
-    python -m bench._h200_ahead KIND,M,N,K ...
+    python -m bench._h200_ahead CORES WHAT ...      # WHAT: KIND,M,N,K, or model,NAME, or sanitizer,FOLDER
 
 Kernels of Triton's go to Inductor's cache and ours to our store, where the bench, which runs meanwhile, finds them. Its
 tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty caches: see _h200_layers.)
@@ -8,18 +8,48 @@ tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty 
 
 from __future__ import annotations
 
+import functools
+import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
+PROCESSES = 4
 
-def without_measuring() -> None:
+
+class Ahead:
+    """Processes that share out `what`, in order; each has its part of the cores."""
+
+    def __init__(self, what: Sequence[str]):
+        cores = max(2, len(os.sched_getaffinity(0)) // PROCESSES)
+        env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(cores)}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": ROOT, "env": env}
+        command = [sys.executable, "-m", "bench._h200_ahead", str(cores)]
+        shares = [what[i::PROCESSES] for i in range(PROCESSES)]
+        self.running = [subprocess.Popen([*command, *share], **quiet) for share in shares if share]  # type: ignore
+
+    def wait(self) -> None:
+        for process in self.running:
+            process.wait()
+
+    def stop(self) -> None:
+        for process in self.running:
+            process.terminate()
+        self.wait()
+
+
+def without_measuring(cores: int) -> None:
     """Makes Inductor and our plugin take every candidate for equally fast, and remember nothing but what was built."""
     import torch._functorch.config
     import torch._inductor.config as config
     from torch._inductor import select_algorithm
 
-    from inductor_plugin import choices, runoff, settings
+    from inductor_plugin import choices, kernels, runoff, settings
+    from templates.gemm.workers import Workers
     from tuning_cache import Timing
 
     config.autotune_local_cache = False
@@ -27,6 +57,7 @@ def without_measuring() -> None:
     torch._functorch.config.enable_autograd_cache = False
     alike = lambda candidates, *_, **__: dict.fromkeys(candidates, 1.0)
     select_algorithm.AlgorithmSelectorCache.make_benchmark_fn = classmethod(lambda *_, **__: alike)  # type: ignore
+    kernels._workers = functools.cache(lambda: Workers(cores))
 
     def built(timings: dict, *_: Any) -> None:
         for choice in timings:
@@ -42,28 +73,48 @@ def without_measuring() -> None:
     runoff.settle = lambda timings: timings
 
 
-def main(named: list[str]) -> None:
+def build(text: str) -> None:
+    """Builds what one argument names."""
     import torch
-
-    import inductor_plugin
 
     from . import _h200_gemm as gemm
 
-    inductor_plugin.enable()
-    without_measuring()
-    for text in named:
-        kind, *sizes = text.split(",")
-        case = gemm.Case(kind, *map(int, sizes))
+    kind, *rest = text.split(",")
+    if kind == "sanitizer":
+        from . import _h200_sanitize
+
+        _h200_sanitize.build(Path(rest[0]))
+        return
+    if kind == "model":
+        from . import _h200_layers as models
+
+        model, given = models.model_of(models.setting_of(rest[0]))
+        function, given = model, (given,)
+        ways = tuple(models.WAYS.values())
+    else:
+        case = gemm.Case(kind, *map(int, rest))
         (given,) = gemm.operands(case, 1)
-        for backends in (gemm.ALL, gemm.WITHOUT if kind != "mm" else "TRITON"):
-            torch._dynamo.reset()
-            try:
-                gemm.compiled(gemm.function_of(kind), backends)(*given[:4])
-            except Exception as e:
-                print(f"{text}: not built ahead: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
-        del given
-        torch.cuda.empty_cache()
+        function, given = gemm.function_of(kind), given[:4]
+        ways = (gemm.ALL, gemm.WITHOUT if kind != "mm" else "TRITON")
+    for backends in ways:
+        torch._dynamo.reset()
+        with torch.no_grad():
+            gemm.compiled(function, backends)(*given)
+    del given
+    torch.cuda.empty_cache()
+
+
+def main(cores: int, what: Sequence[str]) -> None:
+    import inductor_plugin
+
+    inductor_plugin.enable()
+    without_measuring(cores)
+    for text in what:
+        try:
+            build(text)
+        except Exception as e:
+            print(f"{text}: not built ahead: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])

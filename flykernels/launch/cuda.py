@@ -45,7 +45,7 @@ CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 4, 6  # launch attributes
 ERROR_LOG, ERROR_LOG_BYTES = 5, 6  # options of loading
 LOG_BYTES = 8192
 # CUlaunchConfig: grid, block, dynamic shared memory, stream, attributes, how many. CUlaunchAttribute: id, padding to 8,
-# a union of 64 bytes, here the three sizes of a cluster, or whether the launch may begin before what is ahead has ended.
+# a union of 64 bytes, here the three sizes of a cluster, or whether the launch may overlap what is ahead.
 CONFIG, CLUSTER, OVERLAP = "7IPPI4x", "I4x3I52x", "I4xi60x"
 
 INVALID_VALUE, NO_BINARY = 1, 209

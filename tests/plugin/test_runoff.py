@@ -66,7 +66,7 @@ def test_the_finalists_are_timed_side_by_side_and_the_winner_is_recorded(contest
 
 @pytest.mark.parametrize("cold, hot, wins", [(0.010, 0.0149, True), (0.010, 0.0151, False), (0.0151, 0.010, False)])
 def test_what_wins_in_one_state_must_not_lose_in_the_other(contest, cold, hot, wins):
-    timings, true, ours, aten, _ = contest
+    timings, true, ours, _, _ = contest
     true[ours[2].spec.name] = gpu_timing.Pair(cold, hot)
     settled = runoff.settle(dict(timings))
     assert (min(settled, key=settled.get) is ours[2]) == wins
