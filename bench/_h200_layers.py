@@ -122,8 +122,8 @@ COLD = (SETTINGS[1], ENCODER)  # whose tuning time is compared
 
 
 def encoder() -> Any:
-    """MiniLM-L6-v2 with mean pooling as the demo has it, over token ids and a mask: transformers' BERT of the model card's
-    shape (6 layers, hidden 384, 12 heads, inner 1536, 30522 words), random weights."""
+    """MiniLM-L6-v2 with mean pooling as the demo has it, over token ids and a mask: transformers' BERT of its shape
+    (model card: 6 layers, hidden 384, 12 heads, inner 1536, 30522 words), random weights."""
     import torch
     from transformers import BertConfig, BertModel
 

@@ -213,7 +213,7 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
 
 def _from_cache(request: Request, entry: Entry, choices: list[Any]) -> list[Any]:
     """The recorded winner alone, so that nothing is compiled or measured. Where it is Inductor's, and this process has
-    measured it on a GPU, all of Inductor's: it has their times still, and decides what each takes in of what is next."""
+    measured it on a GPU, all of Inductor's: it has their times still, and decides what each takes in of the rest."""
     winner = entry.best()
     counters["from cache"] += 1
     theirs = winner is None or winner.config is None

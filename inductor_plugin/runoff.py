@@ -88,7 +88,7 @@ def _measured(timings: dict, finalists: list[Any]) -> dict:
 
 
 def judged(times: dict[Any, Pair]) -> dict[Any, float]:
-    """Milliseconds that order the finalists: the mean of both states; of ours with INERTIA added, and of one that in one
+    """Milliseconds that order the finalists: the mean of both states; of ours with INERTIA added; of one that in one
     state is slower than what would win without ours, more than that one's."""
     rival = min((t for c, t in times.items() if not isinstance(c, Choice)), key=lambda t: t.mean)
     found = {}
