@@ -1,4 +1,4 @@
-"""Several GPUs in one process: each compiles, measures and launches for itself. Collected where there are two or more."""
+"""Several GPUs in one process: each compiles, measures and launches for itself. Collected where there are two."""
 
 from __future__ import annotations
 
