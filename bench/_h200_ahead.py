@@ -1,6 +1,6 @@
 """Compiles ahead what the bench will tune: processes that build every candidate, and measure none.
 
-    python -m bench._h200_ahead CORES WHAT ...      # WHAT: KIND,M,N,K, or model,NAME, or sanitizer,FOLDER
+    python -m bench._h200_ahead WHAT ...      # KIND,M,N,K of one case, or model,NAME, or sanitizer,FOLDER
 
 Kernels of Triton's go to Inductor's cache and ours to our store, where the bench, which runs meanwhile, finds them. Its
 tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty caches: see _h200_layers.)
@@ -8,7 +8,6 @@ tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty 
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -18,19 +17,23 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PROCESSES = 4
+SINGLE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # Inductor compiles within the process, not in helpers of its own
+SPARE = 2  # cores left to whoever measures
 
 
 class Ahead:
-    """Processes that share out `what`, in order; each has its part of the cores."""
+    """Processes, one a core, that build what is named: `alone` has one each, `shared` is dealt out in order."""
 
-    def __init__(self, what: Sequence[str]):
-        cores = max(2, len(os.sched_getaffinity(0)) // PROCESSES)
-        env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(cores)}
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": ROOT, "env": env}
-        command = [sys.executable, "-m", "bench._h200_ahead", str(cores)]
-        shares = [what[i::PROCESSES] for i in range(PROCESSES)]
-        self.running = [subprocess.Popen([*command, *share], **quiet) for share in shares if share]  # type: ignore
+    def __init__(self, shared: Sequence[str], alone: Sequence[str]):
+        count = max(1, len(os.sched_getaffinity(0)) - SPARE - len(alone))
+        self.running = [self._start([name]) for name in alone]
+        self.running += [self._start(shared[i::count]) for i in range(min(count, len(shared)))]
+
+    def _start(self, names: Sequence[str]) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bench._h200_ahead", *names], cwd=ROOT, env={**os.environ, **SINGLE},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
 
     def wait(self) -> None:
         for process in self.running:
@@ -42,14 +45,14 @@ class Ahead:
         self.wait()
 
 
-def without_measuring(cores: int) -> None:
+def without_measuring() -> None:
     """Makes Inductor and our plugin take every candidate for equally fast, and remember nothing but what was built."""
     import torch._functorch.config
     import torch._inductor.config as config
     from torch._inductor import select_algorithm
 
     from inductor_plugin import choices, kernels, runoff, settings
-    from templates.gemm.workers import Workers
+    from templates.gemm.build import build_from_json
     from tuning_cache import Timing
 
     config.autotune_local_cache = False
@@ -57,7 +60,7 @@ def without_measuring(cores: int) -> None:
     torch._functorch.config.enable_autograd_cache = False
     alike = lambda candidates, *_, **__: dict.fromkeys(candidates, 1.0)
     select_algorithm.AlgorithmSelectorCache.make_benchmark_fn = classmethod(lambda *_, **__: alike)  # type: ignore
-    kernels._workers = functools.cache(lambda: Workers(cores))
+    kernels._build = lambda spec: build_from_json(spec.problem, spec.config, spec.target)  # type: ignore[assignment]
 
     def built(timings: dict, *_: Any) -> None:
         for choice in timings:
@@ -83,7 +86,7 @@ def build(text: str) -> None:
     if kind == "sanitizer":
         from . import _h200_sanitize
 
-        _h200_sanitize.build(Path(rest[0]))
+        _h200_sanitize.build(Path(rest[0]), processes=SPARE)
         return
     if kind == "model":
         from . import _h200_layers as models
@@ -104,11 +107,11 @@ def build(text: str) -> None:
     torch.cuda.empty_cache()
 
 
-def main(cores: int, what: Sequence[str]) -> None:
+def main(what: Sequence[str]) -> None:
     import inductor_plugin
 
     inductor_plugin.enable()
-    without_measuring(cores)
+    without_measuring()
     for text in what:
         try:
             build(text)
@@ -117,4 +120,4 @@ def main(cores: int, what: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1:])

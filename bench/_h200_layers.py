@@ -257,10 +257,8 @@ def served_from_cache(setting: Setting, folder: Path, inductor: str) -> dict[str
     import torch
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    import inductor_plugin
     from inductor_plugin.counters import counters
 
-    inductor_plugin.enable()
     timed, kind = [], type(benchmarker)
     original = kind.benchmark_gpu  # whoever measures on the GPU, measures with this
     kind.benchmark_gpu = lambda self, *a, **k: timed.append(1) or original(self, *a, **k)
@@ -278,5 +276,16 @@ def setting_of(name: str) -> Setting:
     return next(s for s in (*SETTINGS, ENCODER) if s.name == name)
 
 
+def main(what: str, name: str, folder: Path) -> dict[str, Any]:
+    """what: "cold": both ways from empty caches, timed; else the folder of Inductor's cache to start with."""
+    import inductor_plugin
+
+    inductor_plugin.enable()
+    if what != "cold":
+        return served_from_cache(setting_of(name), folder, what)
+    warm_up(folder)
+    return run(setting_of(name), folder, cold=True)
+
+
 if __name__ == "__main__":
-    print(json.dumps(served_from_cache(setting_of(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])))
+    print(json.dumps(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))))

@@ -32,7 +32,7 @@ SHARES = 8  # processes of each tool at a time
 NAMES = "names.json"  # in the folder, once all kernels are built
 
 
-def build(folder: Path) -> list[str]:
+def build(folder: Path, processes: int | None = None) -> list[str]:
     """Builds each configuration that is offered for dense15, for small sizes, plain and with epilogues; their names.
     Those that differ in hints to the caches alone are one. What an earlier call has built is taken as it is."""
     if (folder / NAMES).exists():
@@ -55,7 +55,7 @@ def build(folder: Path) -> list[str]:
                     alike = replace(c.config, evict="none", warm=False)  # hints to the caches: the same program
                     made.setdefault(f"{i} {alike}", (problem, c.config))
     names = []
-    with Workers() as pool:
+    with Workers(processes) as pool:
 
         def one(item: tuple[int, tuple[str, tuple]]) -> str:
             number, (name, (problem, config)) = item

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -157,14 +158,11 @@ def layers(run: Run) -> None:
     settings = sorted([*models.SETTINGS, models.ENCODER], key=lambda s: s in models.COLD)
 
     def made() -> Iterable[dict[str, Any]]:
-        warm = False
         for setting in settings:
-            if setting in models.COLD and not warm:
-                if run.ahead is not None:
-                    run.ahead.wait()  # nobody else compiles while tuning is timed
-                models.warm_up(folder)
-                warm = True
-            row = models.run(setting, folder, cold=setting in models.COLD)
+            cold = setting in models.COLD
+            if cold and run.ahead is not None:
+                run.ahead.wait()  # nobody else compiles while tuning is timed
+            row = _process("cold", setting.name, folder) if cold else models.run(setting, folder, cold=False)
             row["note"] = f"{setting.name}: {row['ratio']:.3f}"
             yield row
 
@@ -193,18 +191,23 @@ def layers(run: Run) -> None:
         _second_process(run, models.COLD[0], folder)
 
 
+def _process(what: str, name: str, folder: Path) -> dict[str, Any]:
+    """What bench._h200_layers says in a process of its own, with as many helpers as Inductor takes by itself."""
+    command = [sys.executable, "-m", "bench._h200_layers", what, name, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{what}, {name}: the process failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def _second_process(run: Run, setting: Any, folder: Path) -> None:
-    command = [sys.executable, "-m", "bench._h200_layers", setting.name, str(folder)]
     starts = {"with us": "Inductor's cache and ours", "fresh": "our cache alone"}
-    pipes: dict[str, Any] = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen([*command, inductor], **pipes) for inductor in starts]
 
     def made() -> Iterable[dict[str, Any]]:
-        for what, process in zip(starts.values(), started):
-            out, said = process.communicate()
-            if process.returncode:
-                raise RuntimeError(f"the second process failed:\n{said[-3000:]}")
-            yield {"start": what, **json.loads(out.splitlines()[-1])}
+        with ThreadPoolExecutor() as threads:
+            started = [threads.submit(_process, inductor, setting.name, folder) for inductor in starts]
+            for what, process in zip(starts.values(), started):
+                yield {"start": what, **process.result()}
 
     found = run.rows("second process", 2, made())
     for row in found:
@@ -247,17 +250,16 @@ PARTS: dict[str, Callable[[Run], None]] = {
 
 
 def ahead(parts: list[str], folder: Path) -> Ahead:
-    """Processes that build what these parts will want, in their order, the very first case excepted."""
+    """Processes that build what these parts will want, in their order."""
     from . import _h200_gemm as gemm
     from . import _h200_layers as models
 
     kinds = {"dense": ("mm",), "fused": ("gelu", "residual")}
-    named = [f"{c.kind},{c.m},{c.n},{c.k}" for part in parts for kind in kinds.get(part, ()) for c in gemm.cases(kind)]
-    if "models" in parts:
-        named += [f"model,{s.name}" for s in models.SETTINGS if s not in models.COLD]
+    shared = [f"{c.kind},{c.m},{c.n},{c.k}" for part in parts for kind in kinds.get(part, ()) for c in gemm.cases(kind)]
+    alone = [f"model,{s.name}" for s in models.SETTINGS if s not in models.COLD] if "models" in parts else []
     if "sanitizer" in parts:
-        named.append(f"sanitizer,{folder / 'sanitizer'}")
-    return Ahead(named[1:] if named and not named[0].startswith("sanitizer") else named)
+        alone.append(f"sanitizer,{folder / 'sanitizer'}")
+    return Ahead(shared, alone)
 
 
 def _mean(values: list[float]) -> float:
@@ -290,6 +292,7 @@ def _run(folder: Path, parts: list[str], file: Path | None, seconds: float) -> i
 
     inductor_plugin.enable()
     config.autotune_num_choices_displayed = 0
+    config.compile_threads = 1  # what was built ahead is found by this process, not by helpers that compile once more
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
     start = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as progress:

@@ -11,8 +11,9 @@ does. The candidates' own order comes from `alone`; who wins is decided by `in_t
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +60,14 @@ def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: i
     """The median time of a call of each candidate, when one call follows the other in a graph; the candidates take
     turns.
 
-    makers  makers[i](n): n calls of candidate i, each on tensors of its own, so that L2 does not hold what comes next
+    makers  makers[i](n): n calls of candidate i, each on tensors of its own, so that L2 does not hold what comes next.
+            They may keep to the stream on which they were made
     size    bytes of one call's tensors"""
+    with _side_stream():
+        return _in_turns(makers, size)
+
+
+def _in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int) -> list[Pair]:
     copies = max(2, min(COPIES_MOST, -(-FLUSHED // max(1, size))))
     graphs = []
     for make in makers:
@@ -77,19 +84,35 @@ def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: i
     return [Pair(*pair) for pair in zip(middle[::2], middle[1::2])]
 
 
+@contextlib.contextmanager
+def _side_stream() -> Iterator[None]:
+    """A stream that can be captured is the current one: this one, if it can be."""
+    import torch
+
+    before = torch.cuda.current_stream()
+    if before != torch.cuda.default_stream():
+        yield
+        return
+    stream = torch.cuda.Stream()
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        before.wait_stream(stream)
+
+
 def graph_of(calls: Sequence[Callable[[], Any]]) -> Any:
     """A captured graph of the calls, in order. Whatever other threads do meanwhile is not in the way."""
     import torch
 
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    graph = torch.cuda.CUDAGraph()
+    with _side_stream():
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             graph.kept = [(call, call()) for call in calls]  # what a graph reads and writes lives as long
         finally:
             graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
     return graph
 
 

@@ -66,7 +66,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
         names["workspace"] = Global(f32, ())
     k.tensor_maps, k.cluster, k.of_target.beside = tensor_maps(p, cfg), cfg.cluster_size, cfg.beside
     given = dict(zip(names, k.args(**names)))
-    k.overlaps = cfg.overlap
+    k.overlaps = cfg.overlap != "none"
     work.begin(given)
 
     # layouts: stages of A and B, then shelves for C, then barriers
@@ -94,8 +94,9 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
 
         @k.when(first)
         def _():
-            if cfg.overlap:
+            if cfg.overlap == "early":
                 barriers.let_kernels_follow()
+            if k.overlaps:
                 barriers.wait_for_kernels_ahead()
             produce(k, p, cfg, work, ring, rank)
 
@@ -104,7 +105,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
             barriers.take_registers(cfg.registers)
         if cfg.warm:
             warm(k, p, cfg, work, given)
-        if cfg.overlap:
+        if k.overlaps:
             barriers.wait_for_kernels_ahead()
         if cfg.cluster_size > 1:
             barriers.cluster_barrier()

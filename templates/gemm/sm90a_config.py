@@ -45,7 +45,9 @@ class Sm90aConfig:
     group_m         rows of tiles that are worked on together: see order.py
     evict           operands whose lines leave L2 first: "none", "b" or "both"
     warm            the first K tiles of B are asked for by all threads at once, before TMA has its tensor maps
-    overlap         the launch may begin while the kernel ahead ends, and lets the next one begin so
+    overlap         "late": the launch may begin once the workgroups of the kernel ahead have ended, before what they wrote
+                    can be seen; "early": and lets the next kernel take multiprocessors one by one as its own
+                    workgroups end, in whatever order that is; "none"
     tma_store       C leaves through shared memory by TMA, else by 16-byte stores
     """
 
@@ -63,7 +65,7 @@ class Sm90aConfig:
     group_m: int = 8
     evict: str = "none"
     warm: bool = False
-    overlap: bool = False
+    overlap: str = "none"
     tma_store: bool = False
 
     def __post_init__(self):
@@ -135,7 +137,7 @@ class Sm90aConfig:
             f"{self.beside} a unit" if self.beside > 1 else "",
             f"evicts {self.evict}" if self.evict != "none" else "",
             "warms up" if self.warm else "",
-            "overlaps" if self.overlap else "",
+            f"overlaps {self.overlap}" if self.overlap != "none" else "",
             "TMA stores" if self.tma_store else "",
         ]
         head = f"{self.kind} {self.tile_m}x{self.tile_n}x{self.tile_k}, {self.stages} stages, {groups} groups"

@@ -152,7 +152,7 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits
 def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
     """The limit of the hardware or of the kernel that a configuration runs into, in words; None if none."""
     if cfg.kind == "mma":
-        if cfg.overlap:
+        if cfg.overlap != "none":
             return "kernels of kind mma do not overlap"
         room = copied_room(p, cfg).total
     else:

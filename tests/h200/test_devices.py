@@ -96,7 +96,7 @@ def test_a_graph_on_each():
             x, w, v = operands(device)
             compiled(x, w, v)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # the default one is of one device
                 y = compiled(x, w, v)
             for _ in range(3):
                 x.copy_(rand(16, 1024, device=device))

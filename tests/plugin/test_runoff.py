@@ -178,6 +178,7 @@ def test_times_are_of_the_calls_alone(monkeypatch):
                 call()
 
     monkeypatch.setattr(gpu_timing, "graph_of", Graph)
+    monkeypatch.setattr(gpu_timing, "_side_stream", nullcontext)
 
     def maker(cold, hot):
         return lambda count: made.append(count) or [lambda: takes(hot), *[lambda: takes(2 * cold - hot)] * (count - 1)]
