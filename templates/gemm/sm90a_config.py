@@ -45,9 +45,9 @@ class Sm90aConfig:
     group_m         rows of tiles that are worked on together: see order.py
     evict           operands whose lines leave L2 first: "none", "b" or "both"
     warm            the first K tiles of B are asked for by all threads at once, before TMA has its tensor maps
-    overlap         "late": the launch may begin once the workgroups of the kernel ahead have ended, before what they wrote
-                    can be seen; "early": and lets the next kernel take multiprocessors one by one as its own
-                    workgroups end, in whatever order that is; "none"
+    overlap         "late": the launch may begin once the workgroups of the kernel ahead have ended, before what they
+                    have written can be seen; "early": and lets the next kernel take multiprocessors one by one as its
+                    own workgroups end, in whatever order that is; "none"
     tma_store       C leaves through shared memory by TMA, else by 16-byte stores
     """
 

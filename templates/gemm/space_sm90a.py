@@ -31,7 +31,7 @@ from .space import Candidate, Dropped, Space
 
 TILES_M = (16, 32, 64, 128, 256)
 COLUMN_STEP = 16  # of a warpgroup's columns: what the output turns round at a time, and the narrowest swizzle
-KEPT, TILES_KEPT = 12, 4  # as many as are compiled and measured; of the tiles, which come in variants
+KEPT, TILES_KEPT = 14, 4  # as many as are compiled and measured; of the tiles, which come in variants
 SUMS_MOST = {1: 128, 2: 160}  # of C a thread, of one warpgroup, and of two that take the producer's registers
 STAGES_MOST, STAGES_LEAST = 12, 3
 RESERVED = 1024  # bytes of shared memory that a workgroup takes besides its own (CUDA programming guide, sm_90)
@@ -131,22 +131,37 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits
     """(configuration, what speaks for it) of one tile: what measuring must choose between."""
     if config.kind == "mma":
         yield config, ""
-    elif p.m_hint <= STREAMING_M:
-        yield config, "B's lines leave L2 first"
-        yield replace(config, evict="none"), "B stays in L2 for the next call"
+    elif p.m_hint <= BLOCK_M:
+        early = replace(config, overlap="early")
+        yield early, "B's lines leave L2 first"
+        yield replace(early, evict="none"), "B stays in L2 for the next call"
         if best:
-            yield replace(config, evict="both"), "nothing of A is kept in L2 either"
+            yield config, "workgroups begin together"
+            yield replace(config, evict="none"), "workgroups begin together, B stays in L2"
             if not config.stream_k:
-                yield replace(config, warm=True), "B is asked for before TMA has its tensor maps"
+                yield replace(early, warm=True), "B is asked for before the kernel ahead has ended"
+    elif p.m_hint <= STREAMING_M:
+        # workgroups that read the same at the same time read it once, which an early start would break up
+        late = replace(config, overlap="late")
+        yield replace(late, evict="none"), "B stays in L2 for the next call"
+        yield replace(config, evict="none"), "the kernel ahead has ended"
+        if best:
+            yield late, "B's lines leave L2 first"
+        if config.split_k == 1 and not config.stream_k:
+            yield replace(late, evict="none", cluster=(2, 1)), "pairs of workgroups share B"
     else:
-        by_tma = replace(config, persistent=True, tma_store=True)
+        early = replace(config, overlap="early")
+        by_tma = replace(early, persistent=True, tma_store=True)
         if config.split_k > 1 or limit(p, by_tma, limits) is not None:
-            by_tma = config
-        yield by_tma, "TMA writes C while the next tile is multiplied" if by_tma != config else ""
+            by_tma = early
+        yield by_tma, "TMA writes C while the next tile is multiplied" if by_tma != early else ""
         if config.split_k == 1:
             yield replace(by_tma, cluster=(2, 1)), "pairs of workgroups share B"
-            yield replace(by_tma, cluster=(1, 2)), "pairs of workgroups share A"
-        yield config, "warps write C, and more stages fit"
+            if best:
+                yield replace(by_tma, cluster=(1, 2)), "pairs of workgroups share A"
+        yield early, "warps write C, and more stages fit"
+        if best:
+            yield replace(by_tma, overlap="none"), "the kernel ahead has ended"
 
 
 def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
