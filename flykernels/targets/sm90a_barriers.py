@@ -119,10 +119,16 @@ def cluster_rank() -> Value:
     return special_register("cluster.ctarank")
 
 
-def cluster_barrier() -> None:
-    """All threads of all workgroups of the cluster meet. Orders no memory but initialised mbarriers (`fence_init`)."""
-    nvvm("cluster.arrive.relaxed")
+def cluster_barrier(ordered: bool = False) -> None:
+    """All threads of all workgroups of the cluster that have not ended meet. ordered: and see what the others have
+    written; else it orders no memory but initialised mbarriers (`fence_init`)."""
+    nvvm("cluster.arrive" if ordered else "cluster.arrive.relaxed")
     nvvm("cluster.wait")
+
+
+def shared_memory_of(here, workgroup: int):
+    """A pointer to the same place in the shared memory of another workgroup of the cluster."""
+    return nvvm("mapa", here, constant(workgroup, i32), result=pointer(7))
 
 
 def give_registers(to: int) -> None:

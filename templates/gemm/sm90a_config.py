@@ -38,6 +38,8 @@ class Sm90aConfig:
     groups          warpgroups that multiply, along (M, N)
     cluster         workgroups along (M, N) that share what they load: each brings a part and all get it
     split_k         workgroups that share a tile of C, each with a part of K; the last to come sums in a fixed order
+    k_cluster       whether those workgroups are a cluster and add up through each other's shared memory, see
+                    sm90a_cluster.py; else through device memory
     stream_k        so many workgroups for everything: the tiles that fill them evenly are done whole, and the K steps
                     of the rest are dealt out evenly (0: off)
     persistent      workgroups stay, `beside` on each compute unit, and walk through the tiles
@@ -59,6 +61,7 @@ class Sm90aConfig:
     groups: tuple[int, int] = (2, 1)
     cluster: tuple[int, int] = (1, 1)
     split_k: int = 1
+    k_cluster: bool = False
     stream_k: int = 0
     persistent: bool = False
     beside: int = 1
@@ -117,7 +120,13 @@ class Sm90aConfig:
 
     @property
     def cluster_size(self) -> int:
+        """Workgroups that share what they load."""
         return self.cluster[0] * self.cluster[1]
+
+    @property
+    def launched_cluster(self) -> int:
+        """Workgroups of a cluster."""
+        return self.split_k if self.k_cluster else self.cluster_size
 
     def steps(self, p: GemmProblem) -> int:
         """K tiles."""
@@ -131,7 +140,7 @@ class Sm90aConfig:
         groups = "x".join(map(str, self.groups))
         more = [
             f"clusters of {self.cluster[0]}x{self.cluster[1]}" if self.cluster_size > 1 else "",
-            f"K in {self.split_k}" if self.split_k > 1 else "",
+            f"K in {self.split_k}{' in a cluster' if self.k_cluster else ''}" if self.split_k > 1 else "",
             f"K steps dealt out to {self.stream_k}" if self.stream_k else "",
             "persistent" if self.persistent else "",
             f"{self.beside} a unit" if self.beside > 1 else "",

@@ -12,6 +12,7 @@ from math import ceil
 
 from flykernels.targets.gpu import GpuLimits
 
+from . import sm90a_cluster
 from .problem import GemmProblem
 from .sm90a import why_not
 from .sm90a_config import (
@@ -35,7 +36,7 @@ KEPT, TILES_KEPT = 14, 4  # as many as are compiled and measured; of the tiles, 
 SUMS_MOST = {1: 128, 2: 160}  # of C a thread, of one warpgroup, and of two that take the producer's registers
 STAGES_MOST, STAGES_LEAST = 12, 3
 RESERVED = 1024  # bytes of shared memory that a workgroup takes besides its own (CUDA programming guide, sm_90)
-SPLITS = (2, 3, 4, 6, 8, 16)
+SPLITS, CLUSTER_SPLITS = (2, 3, 4, 6, 8, 16), (2, 3, 4)
 STREAMING_M = 256  # up to here B is read about once, and bringing it takes longer than multiplying
 # Cycles and bytes a cycle of one multiprocessor at 1.75 GHz, measured on an H200 with these kernels:
 MULTIPLY = 2048  # multiply-adds of 16-bit elements (the data sheet's 989 TFLOP/s at 1.83 GHz)
@@ -43,9 +44,11 @@ SHARED = 128  # bytes of shared memory that wgmma reads and TMA writes
 FILL = 72  # bytes from L2
 MEMORY = 2300  # bytes from memory, all multiprocessors together
 LATENCY = 1200  # from asking for a K tile to having it
+CLUSTERED = 0.92  # of the multiprocessors that clusters of 3 or 4 find room on: a cluster lies within one GPC
 START, ROUND = 4500, 1500  # a workgroup before its first K tile; an epilogue that nothing hides
 STORED = 24  # bytes of C written
 ADDED = 18  # bytes of sums left for others and read again, where workgroups share tiles
+SENT, MET = 32, 2000  # bytes of sums sent to another workgroup of a cluster; what the cluster's barriers take
 COPIES = 12  # times slower are threads that copy by themselves than TMA
 UNFILLED = 0.85  # of the last round: with less, the K steps of the last rounds are dealt out instead
 
@@ -102,6 +105,9 @@ def _tiles(p: GemmProblem, limits: GpuLimits) -> Iterator[Sm90aConfig]:
                 for split in SPLITS:
                     if count * split <= units and base.steps(p) >= 4 * split:
                         yield _fullest(p, replace(base, split_k=split), limits)
+                        fits = split == 2 or count * split <= CLUSTERED * units
+                        if m >= BLOCK_M and split in CLUSTER_SPLITS and fits:
+                            yield _fullest(p, replace(base, split_k=split, k_cluster=True), limits)
             if p.m_hint <= STREAMING_M and 1 < count / units < 4 and count / units / ceil(count / units) < UNFILLED:
                 yield _fullest(p, replace(base, persistent=False, stream_k=units), limits)
 
@@ -182,6 +188,10 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
             return f"{cfg.sums} sums a thread; at most {most} fit into registers beside addresses"
         if cfg.cluster_size > 1 and (cfg.split_k > 1 or cfg.stream_k):
             return "workgroups that share a tile are no cluster"
+        if cfg.k_cluster:
+            reason = sm90a_cluster.why_not(p, cfg, cfg.stages * shared_memory(p, cfg).stage)
+            if reason:
+                return reason
         if cfg.tma_store and not stores_wide(p):
             return "C is not aligned to 16 bytes, which TMA needs"
         if cfg.tma_store and cfg.columns * p.output_type.bytes < SWIZZLE_MOST:
@@ -220,5 +230,9 @@ def estimate(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> tuple[float
     output = cfg.tile_m * cfg.tile_n * p.output_type.bytes / STORED + (ROUND if rounds > 1 else 0)
     cycles = START + rounds * (ceil(cfg.steps(p) / slices) * slowest + output)
     parts = slices if slices > 1 else 2 if cfg.stream_k else 0
-    cycles += (1 + parts) * rows * cfg.tile_n * 4 / ADDED if parts else 0
+    sums = rows * cfg.tile_n * 4
+    if cfg.k_cluster:
+        cycles += MET + sums / SENT
+    elif parts:
+        cycles += (1 + parts) * sums / ADDED
     return cycles, f"{tiles} pieces in {rounds:.3g} rounds, bound by {why}, about {cycles:.0f} cycles"

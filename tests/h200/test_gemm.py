@@ -49,6 +49,10 @@ TILES = [  # (configuration, N, M)
     (replace(SMALL, tile_n=128, stream_k=132), 512, 200),
     (Config(stream_k=132), 2048, 600),
     (replace(SMALL, overlap="early", warm=True), 256, 64),
+    (replace(SMALL, split_k=2, k_cluster=True), 200, 104),
+    (Config(stages=6, split_k=2, k_cluster=True, overlap="late"), 256, 200),
+    (Config(stages=6, tile_n=96, split_k=3, k_cluster=True), 256, 200),
+    (Config(tile_m=256, tile_n=128, stages=4, split_k=4, k_cluster=True), 256, 300),
     (Config(stages=3, cluster=(1, 2), overlap="late"), 256, 128),
     (Config(stages=3, split_k=3, overlap="early"), 256, 136),
     (Config(persistent=True, tma_store=True, overlap="early"), 2048, 2104),
@@ -91,7 +95,14 @@ def test_no_contiguous_axis():
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
-    "config", [Config(stages=3), Config(stages=3, tma_store=True, persistent=True), COPIED], ids=str
+    "config",
+    [
+        Config(stages=3),
+        Config(stages=3, tma_store=True, persistent=True),
+        COPIED,
+        Config(stages=4, split_k=2, k_cluster=True),
+    ],
+    ids=str,
 )
 def test_epilogues(activation, config):
     p = replace(BASE, activation=activation, align_a=4 if config is COPIED else 16)
@@ -119,6 +130,7 @@ def test_batches_and_broadcast(layout):
         run(p, config, 104)
         run(p, config, 104, broadcast=True)
     run(replace(p, k=1024), Config(stages=3, split_k=2), 104)
+    run(replace(p, k=1024), Config(stages=5, split_k=2, k_cluster=True), 104)
     run(replace(p, k=640), Config(stream_k=132), 304)
 
 
@@ -155,6 +167,7 @@ OVERLAPPING = [
     Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), stages=6, warm=True),
     Config(tile_m=64, tile_n=64, groups=(1, 1), split_k=2),
     Config(stream_k=132, stages=3),
+    Config(tile_m=64, tile_n=64, groups=(1, 1), split_k=2, k_cluster=True, stages=6),
     Config(tile_m=64, tile_n=64, groups=(1, 1), cluster=(1, 4)),
     Config(persistent=True, tma_store=True),
 ]
