@@ -1,8 +1,8 @@
 """Workgroups of a cluster that share a tile of C on sm_90a, each with a part of K: they add up in shared memory.
 
 Each finishes some of the tile's columns: it gets the others' sums of those in its own shared memory, where the ring
-was, adds them up, the first K steps first, and writes. That costs two barriers and a trip between multiprocessors, where
-leaving sums in device memory costs several to L2 and back, one after the other.
+was, adds them up, the first K steps first, and writes. That costs two barriers and a trip between multiprocessors,
+where leaving sums in device memory costs several to L2 and back, one after the other.
 """
 
 from __future__ import annotations
