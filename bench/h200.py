@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -292,6 +293,7 @@ def _run(folder: Path, parts: list[str], file: Path | None, seconds: float) -> i
 
     inductor_plugin.enable()
     config.autotune_num_choices_displayed = 0
+    logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.CRITICAL)  # of what does not fit, at length
     config.compile_threads = 1  # what was built ahead is found by this process, not by helpers that compile once more
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
     start = time.perf_counter()

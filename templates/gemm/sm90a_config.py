@@ -24,6 +24,7 @@ SHELF_COLUMNS = 64  # of C that a warp turns round at a time
 SHELVES = 2  # for TMA: one is written out while the other is filled
 KINDS = ("wgmma", "mma")
 EVICTS = ("none", "b", "both")
+GROUP_M = 8
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Sm90aConfig:
     stream_k: int = 0
     persistent: bool = False
     beside: int = 1
-    group_m: int = 8
+    group_m: int = GROUP_M
     evict: str = "none"
     warm: bool = False
     overlap: str = "none"
@@ -148,6 +149,7 @@ class Sm90aConfig:
             "warms up" if self.warm else "",
             f"overlaps {self.overlap}" if self.overlap != "none" else "",
             "TMA stores" if self.tma_store else "",
+            f"{self.group_m} rows together" if self.group_m != GROUP_M else "",
         ]
         head = f"{self.kind} {self.tile_m}x{self.tile_n}x{self.tile_k}, {self.stages} stages, {groups} groups"
         return ", ".join([head, *filter(None, more)])

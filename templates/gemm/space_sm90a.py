@@ -36,7 +36,8 @@ KEPT, TILES_KEPT = 14, 4  # as many as are compiled and measured; of the tiles, 
 SUMS_MOST = {1: 128, 2: 160}  # of C a thread, of one warpgroup, and of two that take the producer's registers
 STAGES_MOST, STAGES_LEAST = 12, 3
 RESERVED = 1024  # bytes of shared memory that a workgroup takes besides its own (CUDA programming guide, sm_90)
-SPLITS, CLUSTER_SPLITS = (2, 3, 4, 6, 8, 16), (2, 3, 4)
+SPLITS = (2, 3, 4, 6, 8, 16)
+CLUSTER_SPLIT, CLUSTER_M = 2, 128  # K split over a cluster wins for so many workgroups, and up to this M
 STREAMING_M = 256  # up to here B is read about once, and bringing it takes longer than multiplying
 # Cycles and bytes a cycle of one multiprocessor at 1.75 GHz, measured on an H200 with these kernels:
 MULTIPLY = 2048  # multiply-adds of 16-bit elements (the data sheet's 989 TFLOP/s at 1.83 GHz)
@@ -44,12 +45,12 @@ SHARED = 128  # bytes of shared memory that wgmma reads and TMA writes
 FILL = 72  # bytes from L2
 MEMORY = 2300  # bytes from memory, all multiprocessors together
 LATENCY = 1200  # from asking for a K tile to having it
-CLUSTERED = 0.92  # of the multiprocessors that clusters of 3 or 4 find room on: a cluster lies within one GPC
 START, ROUND = 4500, 1500  # a workgroup before its first K tile; an epilogue that nothing hides
 STORED = 24  # bytes of C written
-ADDED = 18  # bytes of sums left for others and read again, where workgroups share tiles
-SENT, MET = 32, 2000  # bytes of sums sent to another workgroup of a cluster; what the cluster's barriers take
+ADDED = 12  # bytes of sums left for others and read again, where workgroups share tiles
+SENT, MET = 32, 1000  # bytes of sums sent to another workgroup of a cluster; what the cluster's barriers take
 COPIES = 12  # times slower are threads that copy by themselves than TMA
+FEW_ROWS, MANY_ROWS = 4, 16  # of tiles that are worked on together
 UNFILLED = 0.85  # of the last round: with less, the K steps of the last rounds are dealt out instead
 
 
@@ -105,8 +106,7 @@ def _tiles(p: GemmProblem, limits: GpuLimits) -> Iterator[Sm90aConfig]:
                 for split in SPLITS:
                     if count * split <= units and base.steps(p) >= 4 * split:
                         yield _fullest(p, replace(base, split_k=split), limits)
-                        fits = split == 2 or count * split <= CLUSTERED * units
-                        if m >= BLOCK_M and split in CLUSTER_SPLITS and fits:
+                        if split == CLUSTER_SPLIT and m >= BLOCK_M and p.m_hint <= CLUSTER_M:
                             yield _fullest(p, replace(base, split_k=split, k_cluster=True), limits)
             if p.m_hint <= STREAMING_M and 1 < count / units < 4 and count / units / ceil(count / units) < UNFILLED:
                 yield _fullest(p, replace(base, persistent=False, stream_k=units), limits)
@@ -168,6 +168,9 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits
         yield early, "warps write C, and more stages fit"
         if best:
             yield replace(by_tma, overlap="none"), "the kernel ahead has ended"
+            if p.m_hint >= MANY_ROWS * config.tile_m:
+                yield replace(by_tma, group_m=FEW_ROWS), "few rows of tiles together"
+                yield replace(by_tma, group_m=MANY_ROWS), "many rows of tiles together"
 
 
 def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
