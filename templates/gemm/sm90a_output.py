@@ -175,7 +175,7 @@ class Output:
                 barriers.warp_barrier()
                 residual = k.fragment(put).load(shelf)
             bias = added.get("bias") or self._bias(part)
-            out = finish(acc, bias, self.p.activation, residual)
+            out = finish(acc, bias, self.p.activation, residual, by_pairs=True)
             k.fragment(put).store(shelf, out.to(self.p.output_type))
             if self.cfg.tma_store:
                 self._send(part, shelf)
