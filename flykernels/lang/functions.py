@@ -102,13 +102,12 @@ def gelu_tanh(x):
 
 def gelu_tanh_by_pairs(x):
     """gelu_tanh of vectors of an even width, with one reciprocal for two elements: for processors where that is what
-    takes longest. Below about -7.6 it is 0 (the exact value is less than 1e-17 away)."""
+    takes longest. Below about -7.6 it is x 2^-60 (1e-17 from the exact value and less), also at minus infinity."""
     square, line = (-LOG2_E * GELU_TANH_SCALE * c for c in (GELU_TANH_CUBE, 1.0))
 
     def one(v):
-        exponent = v * (v * v * square + line)
-        counts = exponent < PAIRED_MOST  # beyond, the product of two might not be finite
-        grown = exp2(select(counts, exponent, PAIRED_MOST)) + 1.0
+        # beyond PAIRED_MOST the product of two might not be finite; a NaN's neighbour gets a number
+        grown = exp2(minimum(v * (v * v * square + line), PAIRED_MOST)) + 1.0
         shares = []
         for i in range(0, v.width, 2):
             both = reciprocal(grown[i] * grown[i + 1])

@@ -1,7 +1,8 @@
 """What happens to a sum before it is written: bias, activation, residual. Shared by all targets.
 
 Every function takes f32 Values (scalars or vectors) or Fragments, and gives the same back. Errors are those of
-`flykernels.lang.functions`. NaN stays NaN, and infinities give what ATen gives."""
+`flykernels.lang.functions`. NaN stays NaN, and infinities give what ATen gives (by pairs, gelu_tanh leaves minus
+infinity as it is)."""
 
 from __future__ import annotations
 
