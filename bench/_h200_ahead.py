@@ -1,6 +1,8 @@
-"""Compiles ahead what the bench will tune: a process that builds every candidate of some cases, and measures none.
+"""Compiles ahead what the bench will tune: processes that build every candidate, and measure none.
 
-    python -m bench._h200_ahead KIND,M,N,K ... grouped,G,TOKENS,N,K ...
+    python -m bench._h200_ahead WHAT ...
+
+WHAT is KIND,M,N,K of one case, grouped,G,TOKENS,N,K, model,NAME, or sanitizer,FOLDER.
 
 Kernels of Triton's go to Inductor's cache and ours to our store, where the bench, which runs meanwhile, finds them. Its
 tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty caches: see _h200_layers.)
@@ -8,9 +10,41 @@ tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty 
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SINGLE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # Inductor compiles within the process, not in helpers of its own
+SPARE = 2  # cores left to whoever measures
+
+
+class Ahead:
+    """Processes, one a core, that build what is named: `alone` has one each, `shared` is dealt out in order."""
+
+    def __init__(self, shared: Sequence[str], alone: Sequence[str]):
+        count = max(1, len(os.sched_getaffinity(0)) - SPARE - len(alone))
+        self.running = [self._start([name]) for name in alone]
+        self.running += [self._start(shared[i::count]) for i in range(min(count, len(shared)))]
+
+    def _start(self, names: Sequence[str]) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bench._h200_ahead", *names], cwd=ROOT, env={**os.environ, **SINGLE},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def wait(self) -> None:
+        for process in self.running:
+            process.wait()
+
+    def stop(self) -> None:
+        for process in self.running:
+            process.terminate()
+        self.wait()
 
 
 def without_measuring() -> None:
@@ -19,7 +53,8 @@ def without_measuring() -> None:
     import torch._inductor.config as config
     from torch._inductor import select_algorithm
 
-    from inductor_plugin import choices, runoff, settings
+    from inductor_plugin import choices, kernels, runoff, settings
+    from templates.gemm.build import build_from_json
     from tuning_cache import Timing
 
     config.autotune_local_cache = False
@@ -27,6 +62,7 @@ def without_measuring() -> None:
     torch._functorch.config.enable_autograd_cache = False
     alike = lambda candidates, *_, **__: dict.fromkeys(candidates, 1.0)
     select_algorithm.AlgorithmSelectorCache.make_benchmark_fn = classmethod(lambda *_, **__: alike)  # type: ignore
+    kernels._build = lambda spec: build_from_json(spec.problem, spec.config, spec.target)  # type: ignore[assignment]
 
     def built(timings: dict, *_: Any) -> None:
         for choice in timings:
@@ -42,34 +78,53 @@ def without_measuring() -> None:
     runoff.settle = lambda timings: timings
 
 
-def main(named: list[str]) -> None:
+def build(text: str) -> None:
+    """Builds what one argument names."""
     import torch
-
-    import inductor_plugin
 
     from . import _h200_gemm as gemm
     from . import _h200_grouped as grouped
 
+    kind, *rest = text.split(",")
+    compiled = gemm.compiled
+    if kind == "sanitizer":
+        from . import _h200_sanitize
+
+        _h200_sanitize.build(Path(rest[0]), processes=SPARE)
+        return
+    if kind == "model":
+        from . import _h200_layers as models
+
+        model, given = models.model_of(models.setting_of(rest[0]))
+        function, given = model, (given,)
+        ways = tuple(models.WAYS.values())
+    elif kind == "grouped":
+        g, tokens, n, k = map(int, rest)
+        given, ways = grouped.operands(grouped.Case(g, tokens, "balanced", n, k)), (gemm.ALL, "TRITON")
+        compiled = lambda _, backends: grouped.compiled(backends)
+    else:
+        case = gemm.Case(kind, *map(int, rest))
+        (given,) = gemm.operands(case, 1)
+        function, given = gemm.function_of(kind), given[:4]
+        ways = (gemm.ALL, gemm.WITHOUT if kind != "mm" else "TRITON")
+    for backends in ways:
+        torch._dynamo.reset()
+        with torch.no_grad():
+            compiled(function, backends)(*given)
+    del given
+    torch.cuda.empty_cache()
+
+
+def main(what: Sequence[str]) -> None:
+    import inductor_plugin
+
     inductor_plugin.enable()
     without_measuring()
-    for text in named:
-        kind, *sizes = text.split(",")
-        if kind == "grouped":
-            g, tokens, n, k = map(int, sizes)
-            case = grouped.Case(g, tokens, "balanced", n, k)
-            given, make = grouped.operands(case), grouped.compiled
-        else:
-            dense = gemm.Case(kind, *map(int, sizes))
-            given = gemm.operands(dense, 1)[0][:4]
-            make = lambda backends, kind=kind: gemm.compiled(gemm.function_of(kind), backends)
-        for backends in (gemm.ALL, gemm.WITHOUT if kind in ("gelu", "residual") else "TRITON"):
-            torch._dynamo.reset()
-            try:
-                make(backends)(*given)
-            except Exception as e:
-                print(f"{text}: not built ahead: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
-        del given
-        torch.cuda.empty_cache()
+    for text in what:
+        try:
+            build(text)
+        except Exception as e:
+            print(f"{text}: not built ahead: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Models on the H200: decoder layers of Llama-3-8B's shape, and a sentence encoder of MiniLM-L6's; tokens a second.
 
 Both ways of compiling take turns on the GPU within one process, a captured graph each. For some models each begins with
-empty caches, so that tuning times compare. Weights are random, shapes are real.
+empty caches, so that tuning times compare; one begins with ours, the other with Inductor's. Weights are random, shapes
+are real.
 """
 
 from __future__ import annotations
@@ -121,45 +122,41 @@ COLD = (SETTINGS[1], ENCODER)  # whose tuning time is compared
 
 
 def encoder() -> Any:
-    """MiniLM-L6-v2's shape (6 layers, hidden 384, 12 heads, inner 1536, gelu) with mean pooling, over embeddings."""
+    """MiniLM-L6-v2 with mean pooling as the demo has it, over token ids and a mask: transformers' BERT of its shape
+    (model card: 6 layers, hidden 384, 12 heads, inner 1536, 30522 words), random weights."""
     import torch
-    import torch.nn.functional as F
+    from transformers import BertConfig, BertModel
 
-    hidden, heads, inner, layers = 384, 12, 1536, 6
-
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            make = torch.nn.Linear
-            self.q, self.k, self.v, self.out = (make(hidden, hidden) for _ in range(4))
-            self.up, self.down = make(hidden, inner), make(inner, hidden)
-            self.first, self.second = torch.nn.LayerNorm(hidden), torch.nn.LayerNorm(hidden)
-
-        def forward(self, x):
-            split = lambda y: y.view(*y.shape[:2], heads, hidden // heads).transpose(1, 2)
-            y = F.scaled_dot_product_attention(split(self.q(x)), split(self.k(x)), split(self.v(x)))
-            x = self.first(self.out(y.transpose(1, 2).reshape(x.shape)) + x)
-            return self.second(self.down(F.gelu(self.up(x))) + x)
+    shape = BertConfig(
+        vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
+        max_position_embeddings=512,
+    )  # fmt: skip
 
     class Encoder(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = torch.nn.Sequential(*(Layer() for _ in range(layers)))
+            self.model = BertModel(shape, add_pooling_layer=False)
 
-        def forward(self, x):
-            return F.normalize(self.layers(x).mean(1), dim=-1)
+        def forward(self, ids, mask):
+            hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+            weight = mask.unsqueeze(-1).to(hidden.dtype)
+            return torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1)
 
     with torch.device("cuda"):
         torch.manual_seed(0)
         return Encoder().to(torch.bfloat16).eval().requires_grad_(False)
 
 
-def model_of(setting: Setting) -> tuple[Any, Any]:
-    """(model, input)."""
+def model_of(setting: Setting) -> tuple[Any, tuple]:
+    """(model, inputs)."""
     import torch
 
-    model, hidden = (encoder(), 384) if setting is ENCODER else (decoder(setting, Shape()), Shape().hidden)
-    return model, torch.randn(setting.batch, setting.tokens, hidden, device="cuda", dtype=torch.bfloat16)
+    if setting is ENCODER:
+        ids = torch.randint(1000, 30000, (setting.batch, setting.tokens), device="cuda")
+        mask = torch.arange(setting.tokens, device="cuda") < torch.randint(8, 33, (setting.batch, 1), device="cuda")
+        return encoder(), (ids, mask.long())
+    x = torch.randn(setting.batch, setting.tokens, Shape().hidden, device="cuda", dtype=torch.bfloat16)
+    return decoder(setting, Shape()), (x,)
 
 
 class Served:
@@ -168,21 +165,21 @@ class Served:
     seconds  that compiling took, tuning and all
     error    of the result to eager's, relative, in the Frobenius norm"""
 
-    def __init__(self, model: Any, x: Any, expected: Any, backends: str):
+    def __init__(self, model: Any, given: tuple, expected: Any, backends: str):
         import torch
 
         torch._dynamo.reset()
         options = {"max_autotune": True, "max_autotune_gemm_backends": backends}
         way = torch.compile(model, dynamic=False, options=options)
         start = time.perf_counter()
-        way(x)
+        way(*given)
         torch.cuda.synchronize()
         self.seconds = time.perf_counter() - start
-        way(x)
+        way(*given)
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.y = way(x)
+            self.y = way(*given)
         self.graph.replay()
         torch.cuda.synchronize()
         self.error = ((self.y.double() - expected).norm() / expected.norm()).item()
@@ -193,26 +190,30 @@ class Served:
 
 
 def fresh_caches(folder: Path, ours: Path) -> None:
-    """Inductor's caches and ours in these folders, and nothing in memory."""
+    """Inductor's caches, Triton's among them, and ours in these folders, and nothing in memory."""
     from torch._inductor.utils import clear_caches
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["FLYKERNELS_CACHE_DIR"] = str(folder), str(ours)
+    os.environ["TRITON_CACHE_DIR"] = str(
+        folder / "triton"
+    )  # else Inductor keeps the first that it has made in a process
     clear_caches()
 
 
 def run(setting: Setting, folder: Path, cold: bool) -> dict[str, Any]:
     """Compiles both ways and lets them take turns; a row of figures.
 
-    cold: each way from empty caches; else the second finds what Inductor has built and timed for the first"""
+    cold: each way from empty caches; else with what there is, as it may have been built ahead"""
     import torch
 
-    model, x = model_of(setting)
+    model, given = model_of(setting)
     with torch.no_grad():
-        expected = model(x).double()
+        expected = model(*given).double()
         served = {}
-        for way, backends in WAYS.items():
-            fresh_caches(folder / setting.name / (way if cold else "shared"), folder / setting.name / "ours")
-            served[way] = Served(model, x, expected, backends)
+        for way in reversed(WAYS) if setting is ENCODER else WAYS:
+            if cold:
+                fresh_caches(folder / setting.name / way, folder / setting.name / "ours")
+            served[way] = Served(model, given, expected, WAYS[way])
         replays = max(1, round(SAMPLE_US / served["max-autotune"].sample(3)))
         timed = timing.Timed({way: [] for way in served})
         for turn in range(ROUNDS + 1):
@@ -225,15 +226,15 @@ def run(setting: Setting, folder: Path, cold: bool) -> dict[str, Any]:
         "setting": setting.name, "cold": cold, "tokens/s": rate, "us": {way: timed.us(way) for way in served},
         "ratio": timed.ratio("max-autotune", "with us"),
         "compile s": {w: round(v.seconds, 2) for w, v in served.items()},
-        "errors": {w: v.error for w, v in served.items()}, "ours": products_of_ours(folder / setting.name / "ours"),
+        "errors": {w: v.error for w, v in served.items()}, "ours": products_of_ours(setting),
     }  # fmt: skip
 
 
-def products_of_ours(cache: Path) -> dict[str, str]:
-    """Each product of the model and its winner."""
-    from tuning_cache import Entry
+def products_of_ours(setting: Setting) -> dict[str, str]:
+    """Each product of as many rows as the model's, and its winner."""
+    from ._h200_gemm import entries
 
-    found = [Entry.from_json(p.read_text()) for p in cache.glob("entries/*/*.json")]
+    found = [e for e in entries() if e.key.problem["m"] == setting.count]
     size = lambda p: "x".join(str(p[x]) for x in ("m", "n", "k"))
     return {f"{e.key.op} {size(e.key.problem)}": str(e.winner) for e in sorted(found, key=lambda e: str(e.key))}
 
@@ -256,17 +257,15 @@ def served_from_cache(setting: Setting, folder: Path, inductor: str) -> dict[str
     import torch
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    import inductor_plugin
     from inductor_plugin.counters import counters
 
-    inductor_plugin.enable()
     timed, kind = [], type(benchmarker)
     original = kind.benchmark_gpu  # whoever measures on the GPU, measures with this
     kind.benchmark_gpu = lambda self, *a, **k: timed.append(1) or original(self, *a, **k)
     fresh_caches(folder / setting.name / inductor, folder / setting.name / "ours")
-    model, x = model_of(setting)
+    model, given = model_of(setting)
     with torch.no_grad():
-        made = Served(model, x, model(x).double(), WAYS["with us"])
+        made = Served(model, given, model(*given).double(), WAYS["with us"])
     return {
         "seconds": made.seconds, "error": made.error, "measured": len(timed), "benchmarks": counters["benchmarks"],
         "compiles": counters["compiles"], "from_cache": counters["from cache"],
@@ -277,5 +276,16 @@ def setting_of(name: str) -> Setting:
     return next(s for s in (*SETTINGS, ENCODER) if s.name == name)
 
 
+def main(what: str, name: str, folder: Path) -> dict[str, Any]:
+    """what: "cold": both ways from empty caches, timed; else the folder of Inductor's cache to start with."""
+    import inductor_plugin
+
+    inductor_plugin.enable()
+    if what != "cold":
+        return served_from_cache(setting_of(name), folder, what)
+    warm_up(folder)
+    return run(setting_of(name), folder, cold=True)
+
+
 if __name__ == "__main__":
-    print(json.dumps(served_from_cache(setting_of(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])))
+    print(json.dumps(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))))

@@ -1,6 +1,8 @@
 """Every GEMM kernel of the suite at small sizes: built ahead, then run and compared, for compute-sanitizer; no torch.
 
-python -m bench._h200_sanitize FOLDER     # FOLDER holds NN.fko and NN.json, as `build` leaves them
+    python -m bench._h200_sanitize FOLDER I OF
+
+FOLDER holds NNN.fko and NNN.json, as `build` leaves them; every OF-th of them is run, from number I on.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +28,16 @@ SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 TAILS = (100, 264, 200)  # M, N, K: no multiple of any tile
 WALKED = (2500, 1304, 136)  # the same for kernels whose workgroups walk: more tiles than workgroups
 SECONDS_MOST = 240
+SHARES = 8  # processes of each tool at a time
+NAMES = "names.json"  # in the folder, once all kernels are built
 
 
-def build(folder: Path) -> list[str]:
+def build(folder: Path, processes: int | None = None) -> list[str]:
     """Builds each configuration that is offered for dense15, for small sizes, plain and with epilogues; their names.
-    Those that differ in hints to the caches alone are one."""
+    Those that differ in hints to the caches alone are one. What an earlier call has built is taken as it is."""
+    if (folder / NAMES).exists():
+        return json.loads((folder / NAMES).read_text())
+    folder.mkdir(parents=True, exist_ok=True)
     from flykernels.targets import sm90a
     from templates.gemm.problem import GemmProblem
     from templates.gemm.space import candidates
@@ -42,11 +52,10 @@ def build(folder: Path) -> list[str]:
             for i, epilogue in enumerate(epilogues):
                 problem = GemmProblem(n, k, "bf16", "bf16", "row", "col", m_hint=m, **epilogue)
                 for c in candidates(problem, sm90a).kept:
-                    alike = replace(c.config, evict="none", warm=False)  # hints to the caches: the same program
+                    alike = replace(c.config, evict="none", warm=False, group_m=1)  # hints, an order: the same program
                     made.setdefault(f"{i} {alike}", (problem, c.config))
     names = []
-    with Workers() as pool:
-        from concurrent.futures import ThreadPoolExecutor
+    with Workers(processes) as pool:
 
         def one(item: tuple[int, tuple[str, tuple]]) -> str:
             number, (name, (problem, config)) = item
@@ -59,26 +68,48 @@ def build(folder: Path) -> list[str]:
 
         with ThreadPoolExecutor(pool.count) as threads:
             names = list(threads.map(one, enumerate(made.items())))
+    (folder / NAMES).write_text(json.dumps(names))
     return names
 
 
-def run(tool: str, folder: Path) -> dict[str, Any]:
-    """One tool over all kernels of a folder; what it found."""
-    command = ["compute-sanitizer", "--tool", tool, sys.executable, "-m", "bench._h200_sanitize", str(folder)]
-    if shutil.which(command[0]) is None:
-        return {"tool": tool, "found": None, "note": "compute-sanitizer is not on PATH"}
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MOST)
-    except subprocess.TimeoutExpired as e:
-        text = (e.stdout or b"").decode(errors="replace")
-        return {"tool": tool, "found": None, "kernels": text.count("\nran "), "note": "out of time"}
-    found = SUMMARY.search(done.stdout + done.stderr)
-    kernels = done.stdout.count("\nran ") + done.stdout.startswith("ran ")
-    said = [x for x in (done.stdout + done.stderr).splitlines() if x.startswith("=========")][:40]
-    wrong = [x for x in done.stdout.splitlines() if x.startswith("wrong ")]
+def rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """What each tool found in all kernels of a folder: SHARES processes of each at a time."""
+    with ThreadPoolExecutor(SHARES * len(TOOLS)) as threads:
+        found = {t: [threads.submit(_share, t, folder, i) for i in range(SHARES)] for t in TOOLS}
+        for tool, parts in found.items():
+            yield _together(tool, [part.result() for part in parts])
+
+
+def _together(tool: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    counts = [p["found"] for p in parts]
     return {
-        "tool": tool, "found": int(found[1]) if found else None, "kernels": kernels, "wrong": wrong,
-        "exit": done.returncode, "said": [] if found and found[1] == "0" else said,
+        "tool": tool, "found": None if None in counts else sum(counts), "kernels": sum(p["kernels"] for p in parts),
+        "wrong": [x for p in parts for x in p["wrong"]], "said": [x for p in parts for x in p["said"]],
+        "seconds": [p["seconds"] for p in parts],
+    }  # fmt: skip
+
+
+def _share(tool: str, folder: Path, number: int) -> dict[str, Any]:
+    """One process of a tool over its share of the kernels; `found` is None where it came to no end."""
+    what = [sys.executable, "-m", "bench._h200_sanitize", str(folder), str(number), str(SHARES)]
+    nothing: dict[str, Any] = {"found": None, "kernels": 0, "wrong": [], "seconds": 0.0}
+    if shutil.which("compute-sanitizer") is None:
+        return {**nothing, "said": ["compute-sanitizer is not on PATH"]}
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            ["compute-sanitizer", "--tool", tool, *what], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MOST
+        )
+    except subprocess.TimeoutExpired:
+        return {**nothing, "said": [f"not done in {SECONDS_MOST} s"]}
+    text = done.stdout + done.stderr
+    found, lines = SUMMARY.search(text), done.stdout.splitlines()
+    said = [x for x in text.splitlines() if x.startswith("=========")][:20] or text.splitlines()[-5:]
+    clean = found and found[1] == "0" and done.returncode == 0
+    return {
+        "found": int(found[1]) if found else None, "kernels": sum(x.startswith("ran ") for x in lines),
+        "wrong": [x for x in lines if x.startswith("wrong ")], "seconds": round(time.perf_counter() - start, 1),
+        "said": [] if clean else said,
     }  # fmt: skip
 
 
@@ -141,11 +172,11 @@ def check(device: Device, code: Any, m: int, problem: dict) -> str:
     return "" if off <= tolerance(p, a, b) else f"{off:.3g} off, allowed {tolerance(p, a, b):.3g}"
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, number: int, of: int) -> int:
     from flykernels.codeobject import CodeObject
 
     device, bad = Device(), 0
-    for file in sorted(folder.glob("*.fko")):
+    for file in sorted(folder.glob("*.fko"))[number::of]:
         described = json.loads(file.with_suffix(".json").read_text())
         wrong = check(device, CodeObject.load(file), described["m"], described["problem"])
         bad += bool(wrong)
@@ -154,4 +185,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -8,6 +8,7 @@ plain  each call is launched and timed by itself, as triton.testing.do_bench and
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from collections.abc import Callable, Mapping
@@ -67,14 +68,11 @@ class Graphs:
     """One way's calls as a graph."""
 
     def __init__(self, run: Run, sets: int):
-        import torch
+        from inductor_plugin.gpu_timing import graph_of
 
         each = min(elapsed(lambda: [run(i % sets) for i in range(8)]) / 8 for _ in range(3))
         self.calls = max(sets if sets > 1 else CALLS_LEAST, min(CALLS_MOST, round(SAMPLE_US / max(1.0, each))))
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.kept = [run(i % sets) for i in range(self.calls)]
+        self.graph = graph_of([functools.partial(run, i % sets) for i in range(self.calls)])
         self.graph.replay()
 
     def sample(self) -> float:

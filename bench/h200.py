@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import _h200_time as timing
+from ._h200_ahead import Ahead
 from .common import Report, geomean, parser
 
 ROOT = Path(__file__).parents[1]
 LABEL = "measured on H200"
-AHEAD, FIRST_AHEAD = 3, 1  # processes that compile ahead; the first case that they take
+SECONDS_MOST = 600  # that everything may take
 
 
 class Run:
@@ -36,6 +39,7 @@ class Run:
     def __init__(self, folder: Path, file: Path | None, progress: Progress, seconds: float):
         self.folder, self.file, self.progress = folder, file, progress
         self.end = time.perf_counter() + seconds
+        self.ahead: Ahead | None = None
         self.report = Report("h200", LABEL)
         self.raw: dict[str, list] = {}
 
@@ -78,19 +82,16 @@ def dense(run: Run) -> None:
     from . import _h200_gemm as gemm
 
     cases = gemm.cases("mm")
-    found = run.rows("dense", len(cases), _cases(cases))
-    for row in found:
-        cells = {x: row[x] for x in "MNK"} | {"floor_us": row["floor us"]}
-        for state in timing.STATES:
-            for form in timing.FORMS:
+    found = run.rows("dense", len(cases), _tuned(cases))
+    for form in timing.FORMS:
+        for row in found:
+            cells = {form: f"{row['M']}x{row['N']}x{row['K']}", "floor": row["floor us"]}
+            for state in timing.STATES:
                 at = row[f"{state} {form}"]
-                us = at["us"]
-                cells |= {
-                    f"{state}_{form}: ATen": us["ATen"], f"Triton ({state[0]}{form[0]})": us["Triton"],
-                    f"ours ({state[0]}{form[0]})": us.get("ours", float("nan")),
-                    f"ratio ({state[0]}{form[0]})": at.get("ours ratio", float("nan")),
-                }  # fmt: skip
-        run.report.row(**cells)
+                us = at["us"] | {"ours": at["us"].get("ours", float("nan"))}
+                cells |= {f"{state} {way}": us[way] for way in ("ATen", "Triton", "ours", "with us")}
+                cells |= {f"{state} ratio": at.get("ours ratio", float("nan")), f"{state} chosen": at["with us ratio"]}
+            run.report.row(**cells)
     for state in timing.STATES:
         for form in timing.FORMS:
             at = [row[f"{state} {form}"] for row in found]
@@ -106,14 +107,15 @@ def fused(run: Run) -> None:
     from . import _h200_gemm as gemm
 
     cases = [c for kind in ("gelu", "residual") for c in gemm.cases(kind)]
-    found = run.rows("fused", len(cases), _cases(cases, forms=("graph",)))
+    found = run.rows("fused", len(cases), _tuned(cases, forms=("graph",)))
     for row in found:
-        cells = {"linear +": "bias + gelu" if row["kind"] == "gelu" else "residual"} | {x: row[x] for x in "MNK"}
+        what = "bias + gelu" if row["kind"] == "gelu" else "residual"
+        cells = {"linear + ...": f"{what} {row['M']}x{row['N']}x{row['K']}"}
         for state in timing.STATES:
             at = row[f"{state} graph"]
-            for way in ("ATen", "ATen at once", "Inductor", "ours"):
-                cells[f"{way} ({state})"] = at["us"].get(way, float("nan"))
-            cells[f"ratio ({state})"] = at.get("ours ratio", float("nan"))
+            for way in ("ATen", "ATen at once", "Inductor", "ours", "with us"):
+                cells[f"{state} {way}"] = at["us"].get(way, float("nan"))
+            cells[f"{state} ratio"] = at.get("ours ratio", float("nan"))
         run.report.row(**cells)
     for state in timing.STATES:
         at = [row[f"{state} graph"] for row in found]
@@ -121,30 +123,12 @@ def fused(run: Run) -> None:
         name = f"fused{_of(ours, cases)}, L2 {state}, graph"
         run.report.bar(f"{name}: ours / best of ATen and Inductor, geomean", _mean(ours), at_least=1.12)
         chosen = [a["with us ratio"] for a in at]
-        run.report.bar(f"{name}: as autotuned with us, slowest shape", min(chosen, default=0.0), at_least=0.99)
+        run.report.note(f"{name}: as autotuned, geomean {_mean(chosen):.4g}, slowest {min(chosen, default=0.0):.4g}")
 
 
 def _of(found: list, cases: list) -> str:
     """Says so where a figure is not of all cases."""
     return "" if len(found) == len(cases) else f" ({len(found)} of {len(cases)})"
-
-
-def _ahead(cases: list) -> list[subprocess.Popen]:
-    """Processes that compile what `_cases` will tune, a few cases before it."""
-    named = [f"{c.kind},{c.m},{c.n},{c.k}" for c in cases[FIRST_AHEAD:]]
-    command = [sys.executable, "-m", "bench._h200_ahead"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return [subprocess.Popen([*command, *named[i::AHEAD]], cwd=ROOT, **quiet) for i in range(AHEAD) if named[i::AHEAD]]
-
-
-def _cases(cases: list, **how: Any) -> Iterable[dict[str, Any]]:
-    running = _ahead(cases)
-    try:
-        yield from _tuned(cases, **how)
-    finally:
-        for process in running:
-            process.terminate()
-            process.wait()
 
 
 def _tuned(cases: list, **how: Any) -> Iterable[dict[str, Any]]:
@@ -172,12 +156,14 @@ def layers(run: Run) -> None:
     from . import _h200_layers as models
 
     folder = run.folder / "models"
-    settings = sorted([*models.SETTINGS, models.ENCODER], key=lambda s: s not in models.COLD)
+    settings = sorted([*models.SETTINGS, models.ENCODER], key=lambda s: s in models.COLD)
 
     def made() -> Iterable[dict[str, Any]]:
-        models.warm_up(folder)
         for setting in settings:
-            row = models.run(setting, folder, cold=setting in models.COLD)
+            cold = setting in models.COLD
+            if cold and run.ahead is not None:
+                run.ahead.wait()  # nobody else compiles while tuning is timed
+            row = _process("cold", setting.name, folder) if cold else models.run(setting, folder, cold=False)
             row["note"] = f"{setting.name}: {row['ratio']:.3f}"
             yield row
 
@@ -185,7 +171,7 @@ def layers(run: Run) -> None:
     for row in found:
         rate, seconds = row["tokens/s"], row["compile s"]
         run.report.row(
-            model=row["setting"], caches="empty" if row["cold"] else "Inductor's shared",
+            model=row["setting"], caches="empty" if row["cold"] else "built ahead",
             max_autotune_tokens_s=rate["max-autotune"], with_us_tokens_s=rate["with us"],
             ratio=row["ratio"], max_autotune_compile_s=seconds["max-autotune"], with_us_compile_s=seconds["with us"],
             error_to_eager=row["errors"]["with us"],
@@ -200,20 +186,29 @@ def layers(run: Run) -> None:
         run.report.bar("models: tuning time that we add, from empty caches", added, at_most=0.25)
     run.report.note(
         f"Decoder: {models.LAYERS} layers of Llama 3 8B's shape, random bf16 weights, {models.CACHE} tokens of each "
-        "sequence in the KV cache when decoding. Encoder: MiniLM-L6-v2's shape over embeddings, random weights."
+        "sequence in the KV cache when decoding. Encoder: MiniLM-L6-v2's shape, mean pooling, random weights."
     )
     if cold:
         _second_process(run, models.COLD[0], folder)
 
 
+def _process(what: str, name: str, folder: Path) -> dict[str, Any]:
+    """What bench._h200_layers says in a process of its own, with as many helpers as Inductor takes by itself."""
+    command = [sys.executable, "-m", "bench._h200_layers", what, name, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{what}, {name}: the process failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def _second_process(run: Run, setting: Any, folder: Path) -> None:
+    starts = {"with us": "Inductor's cache and ours", "fresh": "our cache alone"}
+
     def made() -> Iterable[dict[str, Any]]:
-        for inductor, what in (("with us", "Inductor's cache and ours"), ("fresh", "our cache alone")):
-            command = [sys.executable, "-m", "bench._h200_layers", setting.name, str(folder), inductor]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"the second process failed:\n{done.stderr[-3000:]}")
-            yield {"start": what, **json.loads(done.stdout.splitlines()[-1])}
+        with ThreadPoolExecutor() as threads:
+            started = [threads.submit(_process, inductor, setting.name, folder) for inductor in starts]
+            for what, process in zip(starts.values(), started):
+                yield {"start": what, **process.result()}
 
     found = run.rows("second process", 2, made())
     for row in found:
@@ -232,9 +227,10 @@ def sanitizer(run: Run) -> None:
     from . import _h200_sanitize as sanitize
 
     folder = run.folder / "sanitizer"
-    folder.mkdir(parents=True, exist_ok=True)
+    if run.ahead is not None:
+        run.ahead.wait()
     count = len(sanitize.build(folder))
-    found = run.rows("sanitizer", len(sanitize.TOOLS), (sanitize.run(t, folder) for t in sanitize.TOOLS))
+    found = run.rows("sanitizer", len(sanitize.TOOLS), sanitize.rows(folder))
     for row in found:
         run.report.row(tool=row["tool"], kernels=row.get("kernels", 0), of=count, found=str(row["found"]))
         bad = float("inf") if row["found"] is None or row.get("kernels") != count else row["found"]
@@ -252,6 +248,19 @@ def calls(run: Run) -> None:
 PARTS: dict[str, Callable[[Run], None]] = {
     "dense": dense, "fused": fused, "models": layers, "sanitizer": sanitizer, "calls": calls,
 }  # fmt: skip
+
+
+def ahead(parts: list[str], folder: Path) -> Ahead:
+    """Processes that build what these parts will want, in their order."""
+    from . import _h200_gemm as gemm
+    from . import _h200_layers as models
+
+    kinds = {"dense": ("mm",), "fused": ("gelu", "residual")}
+    shared = [f"{c.kind},{c.m},{c.n},{c.k}" for part in parts for kind in kinds.get(part, ()) for c in gemm.cases(kind)]
+    alone = [f"model,{s.name}" for s in models.SETTINGS if s not in models.COLD] if "models" in parts else []
+    if "sanitizer" in parts:
+        alone.append(f"sanitizer,{folder / 'sanitizer'}")
+    return Ahead(shared, alone)
 
 
 def _mean(values: list[float]) -> float:
@@ -278,13 +287,19 @@ def main(argv: list[str]) -> int:
 
 
 def _run(folder: Path, parts: list[str], file: Path | None, seconds: float) -> int:
+    import torch._inductor.config as config
+
     import inductor_plugin
 
     inductor_plugin.enable()
+    config.autotune_num_choices_displayed = 0
+    logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.CRITICAL)  # of what does not fit, at length
+    config.compile_threads = 1  # what was built ahead is found by this process, not by helpers that compile once more
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
     start = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         run = Run(folder, file.absolute() if file else None, progress, seconds)
+        run.ahead = ahead(parts, folder)
         for part in parts:
             if time.perf_counter() > run.end:
                 run.report.note(f"{part}: out of time, not begun")
@@ -294,11 +309,12 @@ def _run(folder: Path, parts: list[str], file: Path | None, seconds: float) -> i
             except Exception as e:
                 run.report.bar(f"{part}: {type(e).__name__}: {str(e)[:300]}", float("inf"), at_most=0)
             run.save()
+        run.ahead.stop()
     run.report.note(
         "cold: operands that L2 does not hold (copies in turn, or L2 overwritten); hot: the same ones each time."
     )
     run.report.note("graph: replays of a CUDA graph of many calls; plain: launches one by one, timed as do_bench does.")
-    run.report.note(f"{time.perf_counter() - start:.0f} s in all")
+    run.report.bar(f"{', '.join(parts)}: seconds in all", time.perf_counter() - start, at_most=SECONDS_MOST)
     status = run.report.close()
     run.save()
     return status

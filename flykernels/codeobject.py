@@ -115,6 +115,8 @@ class CodeObject:
     tensor_maps     parameters that follow all arguments (128 bytes each, by value): the launcher makes them
     dynamic_bytes   of shared memory asked for at the launch, not part of shared_bytes (sm90a)
     cluster         workgroups of a cluster; the grid's first axis is a multiple of it (sm90a; the binary asks for it)
+    overlaps        the launch may begin while the kernel before it in the stream ends: the kernel itself waits for that
+                    one before it reads or writes memory (sm90a)
     grid_most       workgroups launched at most along the first axis, a multiple of `cluster`: the kernel walks through
                     the rest (0: one each)
     source          what it was built from, readable: template, problem, configuration, versions
@@ -142,6 +144,7 @@ class CodeObject:
     tensor_maps: tuple[TensorMap, ...] = ()
     dynamic_bytes: int = 0
     cluster: int = 1
+    overlaps: bool = False
     grid_most: int = 0
     source: dict = field(default_factory=dict)
     binary: bytes = field(default=b"", repr=False)

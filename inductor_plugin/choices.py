@@ -224,9 +224,14 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
 
 
 def _from_cache(request: Request, entry: Entry, choices: list[Any]) -> list[Any]:
-    """The recorded winner alone, so that nothing is compiled or measured."""
+    """The recorded winner alone, so that nothing is compiled or measured. Where it is Inductor's, and this process has
+    measured it on a GPU, all of Inductor's: it has their times still, and decides what each takes in of the rest."""
     winner = entry.best()
     counters["from cache"] += 1
+    theirs = winner is None or winner.config is None
+    if theirs and request.layout.device.type != "cpu" and request.key.digest in _measured_here:
+        log.info("%s: %s was faster a moment ago; Inductor chooses again", request.op, entry.winner)
+        return choices
     if winner is not None and winner.config is not None:
         target = device_for(request.layout.device).target
         spec = Spec(request.op, target, request.problem, winner.config, winner.artefact or "")
@@ -242,6 +247,24 @@ def _from_cache(request: Request, entry: Entry, choices: list[Any]) -> list[Any]
 
 # -- what is remembered
 
+_measured_here: set[str] = set()  # digests of keys whose candidates this process has measured
+
+
+def remember(key: Any, microseconds: dict[str, float]) -> None:
+    """Times of candidates of ours, by name, that a later measurement has found. Never raises."""
+
+    def change(entry: Entry) -> Entry:
+        for name, us in microseconds.items():
+            known = entry.timings.get(name)
+            if known is not None and not known.quarantined:
+                entry = entry.with_timing(replace(known, microseconds=round(us, 3)))
+        return entry
+
+    try:
+        settings.store().update(key, change)
+    except Exception as e:
+        log.warning("times were not recorded: %s: %s", type(e).__name__, e)
+
 
 def record(timings: dict, name: str, nodes: Any, choices: Sequence[Any], *_: Any) -> None:
     """Inductor's feedback: every candidate's time in milliseconds. Keeps them and the winner."""
@@ -250,6 +273,7 @@ def record(timings: dict, name: str, nodes: Any, choices: Sequence[Any], *_: Any
         if ours is None or not timings or all(math.isinf(t) for t in timings.values()):
             return
         winner = min(timings, key=timings.__getitem__)
+        _measured_here.add(ours.request.key.digest)
         others = [
             Timing(label(c), FAILED if math.isinf(t) else round(t * 1e3, 3))
             for c, t in timings.items()

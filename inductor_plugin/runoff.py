@@ -1,6 +1,8 @@
 """The last round of an autotuning call on a GPU: the best of ours, of ATen's and of Triton's, timed side by side.
 
-Inductor's own times decide who takes part (see gpu_timing for why they decide no more than that)."""
+Inductor's own times decide who takes part (see gpu_timing for why they decide no more than that). Each is timed with
+operands that L2 does not hold and with operands that it does: a model's layers see both. One of ours wins only if it is
+no slower than the others in either."""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from typing import Any
 
 from . import choices, gpu_timing, measure, private
 from .choices import Choice
+from .gpu_timing import Pair
 
 log = logging.getLogger(__name__)
 names = private.load().names
-OURS, TEMPLATES = 3, 2  # that take part; of ATen's all do
+LOSS_MOST = 0.02  # of INERTIA in one state, where the other makes up for it: the others are never faster
+OURS, TEMPLATES = 8, 2  # that take part; of ATen's all do
 
 
 def settle(timings: dict) -> dict:
@@ -41,7 +45,7 @@ def among_ours(milliseconds: dict) -> dict:
             return milliseconds
         with private.on_device(valid[0].layout.device):
             times = gpu_timing.in_turns([c.bmreq.calls for c in valid], valid[0].bmreq.bytes)
-        found = {c: t * (1 + measure.INERTIA) for c, t in zip(valid, times)}
+        found = {c: t.mean * (1 + measure.INERTIA) for c, t in zip(valid, times)}
         return {c: found.get(c, max(t, *found.values())) for c, t in milliseconds.items()}
     except Exception as e:
         log.warning("our candidates were not measured again: %s: %s", type(e).__name__, e)
@@ -73,11 +77,27 @@ def _measured(timings: dict, finalists: list[Any]) -> dict:
             makers.append(make)
             kept.append(choice)
         times = gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes)
-    found = {c: t * (1 + measure.INERTIA) if isinstance(c, Choice) else t for c, t in zip(kept, times)}
+    found = judged(dict(zip(kept, times)))
     slowest = max(found.values())
     settled = {c: found.get(c, max(t, slowest)) for c, t in timings.items()}
     request = next(c.request for c in kept if isinstance(c, Choice))
-    told = ", ".join(f"{choices.label(c)} {t * 1e3:.1f} us" for c, t in sorted(found.items(), key=lambda x: x[1]))
-    log.info("%s M=%s: last round: %s", request.op, request.m, told)
+    told = [f"{choices.label(c)} {t.cold * 1e3:.1f} us cold, {t.hot * 1e3:.1f} hot" for c, t in zip(kept, times)]
+    log.info("%s M=%s: last round: %s", request.op, request.m, "; ".join(told))
     choices.record(settled, request.op, [], list(settled))
+    choices.remember(request.key, {c.spec.name: t.mean * 1e3 for c, t in zip(kept, times) if isinstance(c, Choice)})
     return settled
+
+
+def judged(times: dict[Any, Pair]) -> dict[Any, float]:
+    """Milliseconds that order the finalists: the mean of both states; of ours with INERTIA added; of one that in one
+    state is slower than what would win without ours, more than that one's."""
+    rival = min((t for c, t in times.items() if not isinstance(c, Choice)), key=lambda t: t.mean)
+    found = {}
+    for choice, t in times.items():
+        found[choice] = t.mean
+        if isinstance(choice, Choice):
+            slower = 1 + measure.INERTIA
+            found[choice] *= slower
+            if max(t.cold / rival.cold, t.hot / rival.hot) * slower > 1 + LOSS_MOST:
+                found[choice] = max(found[choice], rival.mean * (1 + LOSS_MOST))
+    return found

@@ -47,6 +47,7 @@ class Kernel:
         self.tensor_maps: tuple[TensorMap, ...] = ()  # parameters after the arguments; see codeobject.TensorMap
         self.grid_most = 0  # workgroups launched at most; see codeobject.CodeObject
         self.cluster = 1  # workgroups of a cluster, where the target has them
+        self.overlaps = False  # whether it may be launched before the kernel ahead has ended; see codeobject.CodeObject
         self.context: Any = None
         self.module: Any = None
         self._scope = ExitStack()  # what is open

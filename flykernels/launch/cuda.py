@@ -41,12 +41,12 @@ DYNAMIC_SHARED, LARGE_CLUSTER = 8, 14  # function attributes
 CLUSTER_PORTABLE = (
     8  # workgroups of a cluster that every device allows (CUDA C Programming Guide, thread block clusters)
 )
-CLUSTER_DIMENSION = 4  # launch attribute
+CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 4, 6  # launch attributes
 ERROR_LOG, ERROR_LOG_BYTES = 5, 6  # options of loading
 LOG_BYTES = 8192
 # CUlaunchConfig: grid, block, dynamic shared memory, stream, attributes, how many. CUlaunchAttribute: id, padding to 8,
-# a union of 64 bytes, here the three sizes of a cluster.
-CONFIG, ATTRIBUTE = "7IPPI4x", "I4x3I52x"
+# a union of 64 bytes, here the three sizes of a cluster, or whether the launch may overlap what is ahead.
+CONFIG, CLUSTER, OVERLAP = "7IPPI4x", "I4x3I52x", "I4xi60x"
 
 INVALID_VALUE, NO_BINARY = 1, 209
 # After one of these every later call in the process fails alike (cuda.h: the process is left in an inconsistent state).
@@ -203,7 +203,7 @@ class CudaKernel(GpuKernel):
         names = [a.name for a in code.arguments]
         tensor_map.check(driver, code)
         self._mapped = [names.index(t.of) for t in code.tensor_maps]
-        self._frame = Frame(CONFIG + ATTRIBUTE, self.kinds, len(code.tensor_maps))
+        self._frame = Frame(CONFIG + CLUSTER + OVERLAP, self.kinds, len(code.tensor_maps))
         self._launch_function = driver.library.cuLaunchKernelEx
         return device
 
@@ -226,10 +226,12 @@ class CudaKernel(GpuKernel):
         maps = [m.at(arguments[i]) for m, i in zip(sized.more, self._mapped)]
         code, grid = self.code, sized.grid
         base, memory = self._frame()
+        clustered = code.cluster > 1
+        attributes = clustered + code.overlaps
+        first = base + struct.calcsize(CONFIG if clustered else CONFIG + CLUSTER)
         before = (
-            *grid, code.workgroup_size, 1, 1, code.dynamic_bytes, stream,
-            base + struct.calcsize(CONFIG) if code.cluster > 1 else 0, code.cluster > 1,
-            CLUSTER_DIMENSION, code.cluster, 1, 1,
+            *grid, code.workgroup_size, 1, 1, code.dynamic_bytes, stream, first if attributes else 0, attributes,
+            CLUSTER_DIMENSION, code.cluster, 1, 1, PROGRAMMATIC_SERIALIZATION, 1,
         )  # fmt: skip
         self._frame.fill(base, memory, before, arguments, [address for address, _ in maps])
         return base, base + self._frame.pointers, grid, memory, maps

@@ -199,6 +199,7 @@ class Sm90a(Gpu):
             tensor_maps=k.tensor_maps,
             dynamic_bytes=getattr(k.of_target, "dynamic_bytes", 0),
             cluster=k.cluster,
+            overlaps=k.overlaps,
             grid_most=k.grid_most,
             source=self.described(k, source, assembler=cost.pop("assembler", "the driver")),
             binary=binary,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..dtypes import i32, i64
 from ..lang.memory import advance
 from ..lang.values import Value, constant, mlir_type, select
+from ..mlir import llvm
 from .sm90a_nvvm import nvvm, pointer, special_register
 
 BARRIER_BYTES = 8
@@ -118,10 +119,16 @@ def cluster_rank() -> Value:
     return special_register("cluster.ctarank")
 
 
-def cluster_barrier() -> None:
-    """All threads of all workgroups of the cluster meet. Orders no memory but initialised mbarriers (`fence_init`)."""
-    nvvm("cluster.arrive.relaxed")
+def cluster_barrier(ordered: bool = False) -> None:
+    """All threads of all workgroups of the cluster that have not ended meet. ordered: and see what the others have
+    written; else it orders no memory but initialised mbarriers (`fence_init`)."""
+    nvvm("cluster.arrive" if ordered else "cluster.arrive.relaxed")
     nvvm("cluster.wait")
+
+
+def shared_memory_of(here, workgroup: int):
+    """A pointer to the same place in the shared memory of another workgroup of the cluster."""
+    return nvvm("mapa", here, constant(workgroup, i32), result=pointer(7))
 
 
 def give_registers(to: int) -> None:
@@ -134,6 +141,23 @@ def give_registers(to: int) -> None:
 def take_registers(to: int) -> None:
     """This warpgroup waits for registers that others have given up, until it has `to` a thread."""
     nvvm("setmaxregister", action="#nvvm<action increase>", regCount=f"{to} : i32")
+
+
+def wait_for_kernels_ahead() -> None:
+    """Until the kernels before this one in the stream have ended and what they wrote can be seen, where this one may be
+    launched before (`CodeObject.overlaps`). By every thread that touches memory others write or read.
+
+    As assembly, because LLVM takes its own intrinsic for one that has nothing to do with memory."""
+    _assembly("griddepcontrol.wait;")
+
+
+def let_kernels_follow() -> None:
+    """The next kernel, if it overlaps, may be launched once a thread of every workgroup has said so or ended."""
+    _assembly("griddepcontrol.launch_dependents;")
+
+
+def _assembly(text: str) -> None:
+    llvm.inline_asm(None, [], text, "~{memory}", has_side_effects=True)
 
 
 def workgroups() -> Value:

@@ -18,7 +18,7 @@ from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 
-from . import sm90a_mma
+from . import sm90a_cluster, sm90a_mma
 from .arguments import declared
 from .gfx950_operands import matrix
 from .problem import GemmProblem
@@ -64,8 +64,9 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     work = Work(k, p, cfg)
     if work.shares:
         names["workspace"] = Global(f32, ())
-    k.tensor_maps, k.cluster, k.of_target.beside = tensor_maps(p, cfg), cfg.cluster_size, cfg.beside
+    k.tensor_maps, k.cluster, k.of_target.beside = tensor_maps(p, cfg), cfg.launched_cluster, cfg.beside
     given = dict(zip(names, k.args(**names)))
+    k.overlaps = cfg.overlap != "none"
     work.begin(given)
 
     # layouts: stages of A and B, then shelves for C, then barriers
@@ -93,6 +94,10 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
 
         @k.when(first)
         def _():
+            if cfg.overlap == "early":
+                barriers.let_kernels_follow()
+            if k.overlaps:
+                barriers.wait_for_kernels_ahead()
             produce(k, p, cfg, work, ring, rank)
 
     def multiply():
@@ -100,6 +105,8 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
             barriers.take_registers(cfg.registers)
         if cfg.warm:
             warm(k, p, cfg, work, given)
+        if k.overlaps:
+            barriers.wait_for_kernels_ahead()
         if cfg.cluster_size > 1:
             barriers.cluster_barrier()
         else:
@@ -254,7 +261,7 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         at = barriers.Position.of(carried, cfg.stages)
         box_batch = (work.batch_of("c", piece),) if p.batched else ()
         output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, ring.shelf)
-        early = piece.inside is True and not work.shares and cfg.sums <= EARLY_SUMS
+        early = piece.inside is True and cfg.split_k == 1 and not work.shares and cfg.sums <= EARLY_SUMS
         added = output.fetch(0) if early else {}
 
         full.wait(at.stage, at.parity)
@@ -273,11 +280,13 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         sums, after, last = done
         wgmma.wait(0)
         release(last)
-        if cfg.one_tile:
+        if cfg.one_tile and not cfg.k_cluster:
             barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
         acc = wgmma.fragment(k, layout, list(sums))
 
-        if work.shares:
+        if cfg.k_cluster:
+            sm90a_cluster.add_up(k, p, cfg, acc, ring.memory, barriers.cluster_rank(), output)
+        elif work.shares:
             work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
         elif piece.inside is True:
             output.store(acc, added if early else output.fetch(0))

@@ -24,6 +24,7 @@ SHELF_COLUMNS = 64  # of C that a warp turns round at a time
 SHELVES = 2  # for TMA: one is written out while the other is filled
 KINDS = ("wgmma", "mma")
 EVICTS = ("none", "b", "both")
+GROUP_M = 8
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Sm90aConfig:
     groups          warpgroups that multiply, along (M, N)
     cluster         workgroups along (M, N) that share what they load: each brings a part and all get it
     split_k         workgroups that share a tile of C, each with a part of K; the last to come sums in a fixed order
+    k_cluster       whether those workgroups are a cluster and add up through each other's shared memory, see
+                    sm90a_cluster.py; else through device memory
     stream_k        so many workgroups for everything: the tiles that fill them evenly are done whole, and the K steps
                     of the rest are dealt out evenly (0: off)
     persistent      workgroups stay, `beside` on each compute unit, and walk through the tiles
@@ -45,6 +48,9 @@ class Sm90aConfig:
     group_m         rows of tiles that are worked on together: see order.py
     evict           operands whose lines leave L2 first: "none", "b" or "both"
     warm            the first K tiles of B are asked for by all threads at once, before TMA has its tensor maps
+    overlap         "late": the launch may begin once the workgroups of the kernel ahead have ended, before what they
+                    have written can be seen; "early": and lets the next kernel take multiprocessors one by one as its
+                    own workgroups end, in whatever order that is; "none"
     tma_store       C leaves through shared memory by TMA, else by 16-byte stores
     """
 
@@ -56,12 +62,14 @@ class Sm90aConfig:
     groups: tuple[int, int] = (2, 1)
     cluster: tuple[int, int] = (1, 1)
     split_k: int = 1
+    k_cluster: bool = False
     stream_k: int = 0
     persistent: bool = False
     beside: int = 1
-    group_m: int = 8
+    group_m: int = GROUP_M
     evict: str = "none"
     warm: bool = False
+    overlap: str = "none"
     tma_store: bool = False
 
     def __post_init__(self):
@@ -113,7 +121,13 @@ class Sm90aConfig:
 
     @property
     def cluster_size(self) -> int:
+        """Workgroups that share what they load."""
         return self.cluster[0] * self.cluster[1]
+
+    @property
+    def launched_cluster(self) -> int:
+        """Workgroups of a cluster."""
+        return self.split_k if self.k_cluster else self.cluster_size
 
     def steps(self, p: GemmProblem) -> int:
         """K tiles."""
@@ -127,13 +141,15 @@ class Sm90aConfig:
         groups = "x".join(map(str, self.groups))
         more = [
             f"clusters of {self.cluster[0]}x{self.cluster[1]}" if self.cluster_size > 1 else "",
-            f"K in {self.split_k}" if self.split_k > 1 else "",
+            f"K in {self.split_k}{' in a cluster' if self.k_cluster else ''}" if self.split_k > 1 else "",
             f"K steps dealt out to {self.stream_k}" if self.stream_k else "",
             "persistent" if self.persistent else "",
             f"{self.beside} a unit" if self.beside > 1 else "",
             f"evicts {self.evict}" if self.evict != "none" else "",
             "warms up" if self.warm else "",
+            f"overlaps {self.overlap}" if self.overlap != "none" else "",
             "TMA stores" if self.tma_store else "",
+            f"{self.group_m} rows together" if self.group_m != GROUP_M else "",
         ]
         head = f"{self.kind} {self.tile_m}x{self.tile_n}x{self.tile_k}, {self.stages} stages, {groups} groups"
         return ", ".join([head, *filter(None, more)])

@@ -7,7 +7,7 @@ What the next columns need from memory is fetched meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flykernels.lang import Kernel, View
@@ -54,11 +54,12 @@ def parts(p: GemmProblem, cfg: Sm90aConfig) -> list[Part]:
         width = SWIZZLE_MOST // p.output_type.bytes
         starts = [min(c, cfg.columns - width) for c in range(0, cfg.columns, width)]
         return [Part(block, start, width) for block in range(cfg.blocks) for start in starts]
+    least = cfg.columns // cfg.split_k if cfg.k_cluster else cfg.columns
     out = []
     for block in range(cfg.blocks):
         column = 0
         while column < cfg.columns:
-            width = next(w for w in WIDTHS if column + w <= cfg.columns)
+            width = next(w for w in WIDTHS if column + w <= cfg.columns and (w <= least or w == WIDTHS[-1]))
             out.append(Part(block, column, width))
             column += width
     return out
@@ -151,12 +152,14 @@ class Output:
             return None
         return self.k.fragment(self.held(part), elementwise=self.p.bias == "full").load(self.bias)
 
-    def store(self, sums: Fragment, first: dict[str, Fragment]) -> None:
-        """Finishes and writes the tile. first: what `fetch(0)` gave."""
+    def store(self, sums: Fragment, first: dict[str, Fragment], numbers: Sequence[int] | None = None) -> None:
+        """Finishes and writes the tile, or the parts of these numbers. first: what `fetch` gave for the first."""
         k, added = self.k, first
-        for number, part in enumerate(self.parts):
+        order = list(range(len(self.parts)) if numbers is None else numbers)
+        for number, after in zip(order, [*order[1:], len(self.parts)]):
+            part = self.parts[number]
             acc = self._part_of(sums, part)
-            coming = self.fetch(number + 1)
+            coming = self.fetch(after)
             if not self.wide:
                 bias = added.get("bias") or self._bias(part)
                 out = finish(acc, bias, self.p.activation, added.get("residual"))
@@ -172,7 +175,7 @@ class Output:
                 barriers.warp_barrier()
                 residual = k.fragment(put).load(shelf)
             bias = added.get("bias") or self._bias(part)
-            out = finish(acc, bias, self.p.activation, residual)
+            out = finish(acc, bias, self.p.activation, residual, by_pairs=True)
             k.fragment(put).store(shelf, out.to(self.p.output_type))
             if self.cfg.tma_store:
                 self._send(part, shelf)

@@ -66,7 +66,7 @@ class Work:
 
     def __init__(self, k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
         self.k, self.p, self.cfg, self.steps = k, p, cfg, cfg.steps(p)
-        self.shares = cfg.split_k > 1 or cfg.stream_k > 0
+        self.shares = (cfg.split_k > 1 and not cfg.k_cluster) or cfg.stream_k > 0
         batches = (Extent("batch"),) if p.batched else ()
         (m, n), size = cfg.cluster, cfg.cluster_size
         if cfg.stream_k:
@@ -76,7 +76,7 @@ class Work:
             return
         across = (Extent("m", cfg.tile_m * m), Extent(p.n, cfg.tile_n * n), *batches)
         k.grid = ((*across, *([Extent(size * cfg.split_k)] if size * cfg.split_k > 1 else [])),)
-        if cfg.split_k > 1:
+        if self.shares:
             k.workspace = (*across, Extent(cfg.split_k * slot_bytes(cfg)))
         if cfg.persistent:
             k.grid_most = k.target.limits.compute_units * cfg.beside // size * size

@@ -12,6 +12,7 @@ from math import ceil
 
 from flykernels.targets.gpu import GpuLimits
 
+from . import sm90a_cluster
 from .problem import GemmProblem
 from .sm90a import why_not
 from .sm90a_config import (
@@ -31,11 +32,12 @@ from .space import Candidate, Dropped, Space
 
 TILES_M = (16, 32, 64, 128, 256)
 COLUMN_STEP = 16  # of a warpgroup's columns: what the output turns round at a time, and the narrowest swizzle
-KEPT, TILES_KEPT = 12, 4  # as many as are compiled and measured; of the tiles, which come in variants
+KEPT, TILES_KEPT = 14, 4  # as many as are compiled and measured; of the tiles, which come in variants
 SUMS_MOST = {1: 128, 2: 160}  # of C a thread, of one warpgroup, and of two that take the producer's registers
 STAGES_MOST, STAGES_LEAST = 12, 3
 RESERVED = 1024  # bytes of shared memory that a workgroup takes besides its own (CUDA programming guide, sm_90)
 SPLITS = (2, 3, 4, 6, 8, 16)
+CLUSTER_SPLIT, CLUSTER_M = 2, 128  # K split over a cluster wins for so many workgroups, and up to this M
 STREAMING_M = 256  # up to here B is read about once, and bringing it takes longer than multiplying
 # Cycles and bytes a cycle of one multiprocessor at 1.75 GHz, measured on an H200 with these kernels:
 MULTIPLY = 2048  # multiply-adds of 16-bit elements (the data sheet's 989 TFLOP/s at 1.83 GHz)
@@ -45,8 +47,10 @@ MEMORY = 2300  # bytes from memory, all multiprocessors together
 LATENCY = 1200  # from asking for a K tile to having it
 START, ROUND = 4500, 1500  # a workgroup before its first K tile; an epilogue that nothing hides
 STORED = 24  # bytes of C written
-ADDED = 18  # bytes of sums left for others and read again, where workgroups share tiles
+ADDED = 12  # bytes of sums left for others and read again, where workgroups share tiles
+SENT, MET = 32, 1000  # bytes of sums sent to another workgroup of a cluster; what the cluster's barriers take
 COPIES = 12  # times slower are threads that copy by themselves than TMA
+FEW_ROWS, MANY_ROWS = 4, 16  # of tiles that are worked on together
 UNFILLED = 0.85  # of the last round: with less, the K steps of the last rounds are dealt out instead
 
 
@@ -102,6 +106,8 @@ def _tiles(p: GemmProblem, limits: GpuLimits) -> Iterator[Sm90aConfig]:
                 for split in SPLITS:
                     if count * split <= units and base.steps(p) >= 4 * split:
                         yield _fullest(p, replace(base, split_k=split), limits)
+                        if split == CLUSTER_SPLIT and m >= BLOCK_M and p.m_hint <= CLUSTER_M:
+                            yield _fullest(p, replace(base, split_k=split, k_cluster=True), limits)
             if p.m_hint <= STREAMING_M and 1 < count / units < 4 and count / units / ceil(count / units) < UNFILLED:
                 yield _fullest(p, replace(base, persistent=False, stream_k=units), limits)
 
@@ -131,27 +137,47 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits
     """(configuration, what speaks for it) of one tile: what measuring must choose between."""
     if config.kind == "mma":
         yield config, ""
-    elif p.m_hint <= STREAMING_M:
-        yield config, "B's lines leave L2 first"
-        yield replace(config, evict="none"), "B stays in L2 for the next call"
+    elif p.m_hint <= BLOCK_M:
+        early = replace(config, overlap="early")
+        yield early, "B's lines leave L2 first"
+        yield replace(early, evict="none"), "B stays in L2 for the next call"
         if best:
-            yield replace(config, evict="both"), "nothing of A is kept in L2 either"
+            yield config, "workgroups begin together"
+            yield replace(config, evict="none"), "workgroups begin together, B stays in L2"
             if not config.stream_k:
-                yield replace(config, warm=True), "B is asked for before TMA has its tensor maps"
+                yield replace(early, warm=True), "B is asked for before the kernel ahead has ended"
+    elif p.m_hint <= STREAMING_M:
+        # workgroups that read the same at the same time read it once, which an early start would break up
+        late = replace(config, overlap="late")
+        yield replace(late, evict="none"), "B stays in L2 for the next call"
+        yield replace(config, evict="none"), "the kernel ahead has ended"
+        if best:
+            yield late, "B's lines leave L2 first"
+        if config.split_k == 1 and not config.stream_k:
+            yield replace(late, evict="none", cluster=(2, 1)), "pairs of workgroups share B"
     else:
-        by_tma = replace(config, persistent=True, tma_store=True)
+        early = replace(config, overlap="early")
+        by_tma = replace(early, persistent=True, tma_store=True)
         if config.split_k > 1 or limit(p, by_tma, limits) is not None:
-            by_tma = config
-        yield by_tma, "TMA writes C while the next tile is multiplied" if by_tma != config else ""
+            by_tma = early
+        yield by_tma, "TMA writes C while the next tile is multiplied" if by_tma != early else ""
         if config.split_k == 1:
             yield replace(by_tma, cluster=(2, 1)), "pairs of workgroups share B"
-            yield replace(by_tma, cluster=(1, 2)), "pairs of workgroups share A"
-        yield config, "warps write C, and more stages fit"
+            if best:
+                yield replace(by_tma, cluster=(1, 2)), "pairs of workgroups share A"
+        yield early, "warps write C, and more stages fit"
+        if best:
+            yield replace(by_tma, overlap="none"), "the kernel ahead has ended"
+            if p.m_hint >= MANY_ROWS * config.tile_m:
+                yield replace(by_tma, group_m=FEW_ROWS), "few rows of tiles together"
+                yield replace(by_tma, group_m=MANY_ROWS), "many rows of tiles together"
 
 
 def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
     """The limit of the hardware or of the kernel that a configuration runs into, in words; None if none."""
     if cfg.kind == "mma":
+        if cfg.overlap != "none":
+            return "kernels of kind mma do not overlap"
         room = copied_room(p, cfg).total
     else:
         reason = tma_reads(p)
@@ -165,6 +191,10 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
             return f"{cfg.sums} sums a thread; at most {most} fit into registers beside addresses"
         if cfg.cluster_size > 1 and (cfg.split_k > 1 or cfg.stream_k):
             return "workgroups that share a tile are no cluster"
+        if cfg.k_cluster:
+            reason = sm90a_cluster.why_not(p, cfg, cfg.stages * shared_memory(p, cfg).stage)
+            if reason:
+                return reason
         if cfg.tma_store and not stores_wide(p):
             return "C is not aligned to 16 bytes, which TMA needs"
         if cfg.tma_store and cfg.columns * p.output_type.bytes < SWIZZLE_MOST:
@@ -203,5 +233,9 @@ def estimate(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> tuple[float
     output = cfg.tile_m * cfg.tile_n * p.output_type.bytes / STORED + (ROUND if rounds > 1 else 0)
     cycles = START + rounds * (ceil(cfg.steps(p) / slices) * slowest + output)
     parts = slices if slices > 1 else 2 if cfg.stream_k else 0
-    cycles += (1 + parts) * rows * cfg.tile_n * 4 / ADDED if parts else 0
+    sums = rows * cfg.tile_n * 4
+    if cfg.k_cluster:
+        cycles += MET + sums / SENT
+    elif parts:
+        cycles += (1 + parts) * sums / ADDED
     return cycles, f"{tiles} pieces in {rounds:.3g} rounds, bound by {why}, about {cycles:.0f} cycles"

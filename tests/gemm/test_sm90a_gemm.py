@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 
@@ -11,10 +12,12 @@ from flykernels.codeobject import CodeObject
 from flykernels.lang import TraceError
 from flykernels.targets import sm90a
 from flykernels.targets.sm90a import AssemblerError, assembled, find_ptxas
+from templates.gemm import sm90a_cluster
 from templates.gemm.build import build, build_from_json
 from templates.gemm.problem import GemmProblem
 from templates.gemm.sm90a_config import Sm90aConfig as Config
 from templates.gemm.sm90a_config import shared_memory
+from templates.gemm.sm90a_output import parts
 from templates.gemm.sm90a_work import slot_bytes
 
 NT = GemmProblem(4096, 4096, "bf16", "bf16", b="col")
@@ -30,6 +33,8 @@ CASES = {
     "C in pairs": (replace(NT, n=4090, align_c=4, residual=True), SMALL),
     "C one by one": (replace(NT, n=4095, align_c=2), SMALL),
     "split": (NT, replace(SMALL, split_k=4)),
+    "split in a cluster": (replace(NT, residual=True), Config(stages=6, split_k=3, k_cluster=True, overlap="late")),
+    "overlaps": (NT, replace(SMALL, overlap="early", warm=True)),
     "streamed": (NT, Config(stream_k=132)),
     "batched": (replace(NT, batched=True), Config(persistent=True)),
     "copied": (replace(NT, align_a=4), Config("mma", 64, 64, 64, 4, (1, 1))),
@@ -44,13 +49,38 @@ def test_compiles(p, config):
     if find_ptxas():
         assert 0 < code.registers <= 255 and code.spills == 0 and code.shared_bytes == 0
         assert code.binary[:4] == b"\x7fELF"
-    assert code.dynamic_bytes <= sm90a.limits.shared_bytes and code.cluster == config.cluster_size
+    assert code.dynamic_bytes <= sm90a.limits.shared_bytes and code.cluster == config.launched_cluster
+    assert code.overlaps == (config.overlap != "none") == ("griddepcontrol.wait" in code.text)
+    assert bool(code.workspace) == bool(config.stream_k or (config.split_k > 1 and not config.k_cluster))
     assert [t.name for t in code.tensor_maps] == (
         [] if config.kind == "mma" else ["a_map", "b_map", *(["c_map"] if config.tma_store else [])]
     )
     assert code.workspace_for({"m": 100, "batch": 1}) % slot_bytes(config) == 0
     assert CodeObject.from_bytes(code.to_bytes()) == code
     assert build_from_json(p, config.key(), "sm90a") == code
+
+
+def test_who_overlaps_waits_before_it_touches_what_others_may():
+    """The role that brings tiles and the one that multiplies wait each for itself; before that there are prefetches."""
+    code = build(replace(NT, bias="row", residual=True), replace(SMALL, overlap="early", warm=True), sm90a)
+    body = code.text[code.text.index(".entry") :]
+    wait = "griddepcontrol.wait"
+    assert body.count(wait) == 2 and body.count("griddepcontrol.launch_dependents") == 1
+    touches = re.compile(r"\b(ld\.global|st\.global|cp\.async\.bulk\.tensor)")
+    assert not touches.search(body[: body.index(wait)]) and touches.search(body)
+
+
+def test_workgroups_of_a_cluster_share_out_what_they_finish():
+    config = Config(stages=6, tile_n=96, split_k=3, k_cluster=True)
+    held = sm90a_cluster.shares(NT, config)
+    assert sorted(n for numbers in held for n in numbers) == list(range(len(parts(NT, config)))) and all(held)
+    for bad in (
+        replace(config, cluster=(2, 1)), replace(config, persistent=True), replace(config, split_k=1),
+        replace(config, tile_n=32, split_k=4), replace(config, tile_m=32, groups=(1, 1)),
+        replace(config, stages=1),
+    ):  # fmt: skip
+        assert sm90a_cluster.why_not(NT, bad, 32 << 10 if bad.stages == 1 else 160 << 10), str(bad)
+    assert sm90a_cluster.why_not(NT, config, 160 << 10) is None
 
 
 def test_the_grid_follows_m():

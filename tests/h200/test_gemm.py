@@ -9,16 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flykernels.launch.current import Launcher
 from flykernels.targets import sm90a
+from templates.gemm.arguments import pointers, scalar_values
 from templates.gemm.problem import ACTIVATIONS, GemmProblem
 from templates.gemm.sm90a_config import Sm90aConfig as Config
 from templates.gemm.space import candidates
 
-from .gemm_case import run
+from .gemm_case import compiled, run
 
 BASE = GemmProblem(256, 512, "bf16", "bf16", b="col")
 LAYOUTS = {"NN": ("row", "row"), "NT": ("row", "col"), "TN": ("col", "row"), "TT": ("col", "col")}
 SMALL = Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1))
+CHAINED = 40  # products after each other
 COPIED = Config("mma", 64, 64, 64, 3, (1, 1))
 GATHERED = Config("mma", 64, 64, 32, 2, (1, 1))
 TILES = [  # (configuration, N, M)
@@ -45,6 +48,14 @@ TILES = [  # (configuration, N, M)
     (Config(stages=3, split_k=3), 256, 136),
     (replace(SMALL, tile_n=128, stream_k=132), 512, 200),
     (Config(stream_k=132), 2048, 600),
+    (replace(SMALL, overlap="early", warm=True), 256, 64),
+    (replace(SMALL, split_k=2, k_cluster=True), 200, 104),
+    (Config(stages=6, split_k=2, k_cluster=True, overlap="late"), 256, 200),
+    (Config(stages=6, tile_n=96, split_k=3, k_cluster=True), 256, 200),
+    (Config(tile_m=256, tile_n=128, stages=4, split_k=4, k_cluster=True), 256, 304),
+    (Config(stages=3, cluster=(1, 2), overlap="late"), 256, 128),
+    (Config(stages=3, split_k=3, overlap="early"), 256, 136),
+    (Config(persistent=True, tma_store=True, overlap="early"), 2048, 2104),
 ]
 
 
@@ -84,7 +95,14 @@ def test_no_contiguous_axis():
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
-    "config", [Config(stages=3), Config(stages=3, tma_store=True, persistent=True), COPIED], ids=str
+    "config",
+    [
+        Config(stages=3),
+        Config(stages=3, tma_store=True, persistent=True),
+        COPIED,
+        Config(stages=4, split_k=2, k_cluster=True),
+    ],
+    ids=str,
 )
 def test_epilogues(activation, config):
     p = replace(BASE, activation=activation, align_a=4 if config is COPIED else 16)
@@ -112,6 +130,7 @@ def test_batches_and_broadcast(layout):
         run(p, config, 104)
         run(p, config, 104, broadcast=True)
     run(replace(p, k=1024), Config(stages=3, split_k=2), 104)
+    run(replace(p, k=1024), Config(stages=5, split_k=2, k_cluster=True), 104)
     run(replace(p, k=640), Config(stream_k=132), 304)
 
 
@@ -144,17 +163,57 @@ def test_all_candidates(m, n, k):
         run(p, candidate.config, m)
 
 
+OVERLAPPING = [
+    Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), stages=6, warm=True),
+    Config(tile_m=64, tile_n=64, groups=(1, 1), split_k=2),
+    Config(stream_k=132, stages=3),
+    Config(tile_m=64, tile_n=64, groups=(1, 1), split_k=2, k_cluster=True, stages=6),
+    Config(tile_m=64, tile_n=64, groups=(1, 1), cluster=(1, 4)),
+    Config(persistent=True, tma_store=True),
+]
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["launched", "captured"])
+@pytest.mark.parametrize("config", OVERLAPPING, ids=str)
+def test_a_kernel_that_overlaps_sees_all_that_the_one_before_wrote(config, captured):
+    """A chain, each product of the one before, back and forth between two buffers: what it gives without overlap."""
+    p = replace(BASE, n=1024, k=1024, activation="relu", residual=True)
+    m = 16 if config.tile_m == 16 else 200
+    torch.manual_seed(0)
+    x, w = (torch.randn(rows, 1024, device="cuda").to(torch.bfloat16) for rows in (m, 1024))
+    w *= 0.7 * p.k**-0.5
+    results = []
+    for overlap in ("none", "late", "early"):
+        launch = Launcher(compiled(p, replace(config, overlap=overlap)))
+        buffers = [torch.zeros_like(x), torch.zeros_like(x)]
+
+        def chain(launch=launch, buffers=buffers):
+            buffers[0].copy_(x)
+            for i in range(CHAINED):
+                a, c = buffers[i % 2], buffers[1 - i % 2]
+                held = {"a": a, "b": w.t(), "c": c, "residual": x}
+                launch(*[held[n].data_ptr() for n in pointers(p)], *scalar_values(p, **held))
+
+        chain()
+        if captured:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                chain()
+            for _ in range(5):
+                graph.replay()
+        results.append(buffers[CHAINED % 2].clone())
+    assert torch.isfinite(results[0]).all() and results[0].any()
+    assert all(torch.equal(results[0], r) for r in results)
+
+
 def test_one_kernel_serves_every_m():
     for m in (1, 5, 64, 65, 1000):
         run(BASE, SMALL, m)
 
 
 def test_empty():
-    from .gemm_case import compiled
-
     code = compiled(BASE, SMALL)
-    from flykernels.launch.current import Launcher
-
     x = torch.zeros(64, device="cuda", dtype=torch.bfloat16)
     Launcher(code)(x.data_ptr(), x.data_ptr(), x.data_ptr(), 0, 512, 512, 256)
     torch.cuda.synchronize()

@@ -26,6 +26,7 @@ CASES = [
     ("normal_cdf", phi, -12, -6, lambda x: 1e-5 + 0 * x),
     ("gelu", lambda x: x * phi(x), -6, 30, lambda x: 3e-6 + 0 * x),
     ("gelu_tanh", tanh_gelu, -5, 30, lambda x: 4e-6 + 0 * x),
+    ("gelu_tanh_by_pairs", tanh_gelu, -5, 30, lambda x: 4e-6 + 0 * x),
     ("silu", lambda x: x * sigmoid(x), -80, 80, lambda x: 2.5e-7 * (1 + np.abs(x))),
     ("relu", lambda x: np.maximum(x, 0), -9, 9, lambda x: 0 * x),
 ]
@@ -65,10 +66,12 @@ def test_errors_are_as_stated(name, exact, low, high, bound):
 @pytest.mark.parametrize("name, at_minus_infinity, at_infinity", [
     ("exp", 0, np.inf), ("sigmoid", 0, 1), ("tanh", -1, 1), ("normal_cdf", 0, 1), ("relu", 0, np.inf),
     ("gelu", np.nan, np.inf), ("silu", np.nan, np.inf), ("gelu_tanh", np.nan, np.inf),
+    ("gelu_tanh_by_pairs", -np.inf, np.inf),
 ])  # fmt: skip
 def test_infinities_and_nan(name, at_minus_infinity, at_infinity):
     got = apply(name, np.array([-np.inf, np.inf, np.nan, 0, 0, 0, 0, 0], np.float32))
     assert np.array_equal(got[:3], np.array([at_minus_infinity, at_infinity, np.nan], np.float32), equal_nan=True)
+    assert got[3] == apply(name, np.zeros(8, np.float32))[0]  # whatever its neighbours are
 
 
 @pytest.mark.parametrize("fit, held", [(normal, functions.NORMAL), (tanh, functions.TANH)])

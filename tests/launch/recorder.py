@@ -161,7 +161,7 @@ class Config(ctypes.Structure):
 
 
 class Attribute(ctypes.Structure):
-    """cuda.h's CUlaunchAttribute, with the union's member for a cluster."""
+    """cuda.h's CUlaunchAttribute, with the union's member for a cluster, whose first number is also the flag's."""
 
     _fields_ = (("id", INT), ("padding", ctypes.c_char * 4), ("cluster", NUMBER * 3), ("rest", ctypes.c_char * 52))
 
@@ -170,7 +170,7 @@ class RecordingCuda(Recorder):
     """contexts: device of each context, which is 0x100 + device; thread: the context that is current (0: none).
 
     attributes: of every device. log: what the driver says of an image that it refuses. launches as (function, grid,
-    block, shared, stream, values, maps, cluster)."""
+    block, shared, stream, values, maps, cluster); overlaps: for each launch whether it may overlap the one ahead."""
 
     NAMES: ClassVar[dict[int, str]] = {
         1: "CUDA_ERROR_INVALID_VALUE", 2: "CUDA_ERROR_OUT_OF_MEMORY", 100: "CUDA_ERROR_NO_DEVICE",
@@ -186,6 +186,7 @@ class RecordingCuda(Recorder):
         super().__init__(code)
         self.thread, self.maps = 0x100, len(code.tensor_maps) if code else 0
         self.attributes, self.log = {75: 9, 76: 0, 97: 232448}, b""
+        self.overlaps: list[list[int]] = []
         make = self._function
         make("cuInit", lambda flags: (flags,), (NUMBER,))
         make("cuCtxGetCurrent", self._get_context, (OUT,))
@@ -244,10 +245,11 @@ class RecordingCuda(Recorder):
 
     def _launch(self, config, function, arguments, extra):
         c = Config.from_address(config)
-        cluster = None
-        if c.count:
-            attribute = Attribute.from_address(c.attributes)
-            cluster = attribute.id, list(attribute.cluster)
+        size = ctypes.sizeof(Attribute)
+        given = [Attribute.from_address(c.attributes + i * size) for i in range(c.count)]
+        cluster = next(((a.id, list(a.cluster)) for a in given if a.id == 4), None)
+        self.overlaps.append([a.cluster[0] for a in given if a.id == 6])
+        assert {a.id for a in given} <= {4, 6}
         maps = [ctypes.c_uint64.from_address(arguments[len(self.kinds) + i]).value for i in range(self.maps)]
         assert not extra
         return (

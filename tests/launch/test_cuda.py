@@ -123,6 +123,17 @@ def test_clusters_are_asked_for_and_large_ones_allowed():
     assert library.named("cuFuncSetAttribute") == [(FUNCTION, 14, 1)]
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_a_kernel_that_overlaps_is_launched_so(cluster):
+    for overlaps in (False, True):
+        code = replace(CODE, cluster=cluster, grid_most=132, overlaps=overlaps)
+        library, driver = recording(code)
+        load(code, driver)(8, 16, 64 * 100, 1, 1.0)
+        assert library.overlaps == ([[1]] if overlaps else [[]])
+        (launched,) = library.named("cuLaunchKernelEx")
+        assert launched[-1] == (None if cluster == 1 else (4, [2, 1, 1]))
+
+
 def test_grids_that_cannot_be_launched_are_refused_before_the_call():
     library, driver = recording()
     tall = load(replace(CODE, grid=((Extent(1),), (Extent("m"),))), driver)

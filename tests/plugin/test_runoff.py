@@ -32,7 +32,7 @@ def contest(monkeypatch):
     p = GemmProblem(64, 32, "bf16", "bf16", "row", "col")
     key = Key("mm", p.key(), {"arch": "sm_90"}, {})
     ours = []
-    for i in range(5):
+    for i in range(runoff.OURS + 2):
         made = choices.Choice.__new__(choices.Choice)
         made.spec, made.name = kernels.Spec("mm", "sm90a", p, {"tile_m": 64 + i}), "ours"
         made.request = SimpleNamespace(key=key, op="mm", m=16)
@@ -46,7 +46,8 @@ def contest(monkeypatch):
     true = {}
     monkeypatch.setattr(private, "on_device", lambda device: nullcontext())
     monkeypatch.setattr(private, "calls", lambda choice, sane, count: calls_of(choice)(count))
-    monkeypatch.setattr(gpu_timing, "in_turns", lambda makers, _: [true.get(m(1)[0](), 0.015) for m in makers])
+    pair = lambda t: t if isinstance(t, gpu_timing.Pair) else gpu_timing.Pair(t, t)
+    monkeypatch.setattr(gpu_timing, "in_turns", lambda makers, _: [pair(true.get(m(1)[0](), 0.015)) for m in makers])
     monkeypatch.setattr(choices, "with_artefact", lambda spec: spec)
     return timings, true, ours, aten, key
 
@@ -58,9 +59,29 @@ def test_the_finalists_are_timed_side_by_side_and_the_winner_is_recorded(contest
     assert "left out" not in log.text, log.text
     assert min(settled, key=settled.get) is ours[1] and settled[ours[1]] == pytest.approx(0.0102)
     assert settled[aten] == 0.015
-    assert settled[ours[4]] == timings[ours[4]]  # took no part
+    assert settled[ours[-1]] == timings[ours[-1]]  # took no part
     entry = settings.store().lookup(key)
     assert entry.winner == ours[1].spec.name and entry.timings["aten mm"].microseconds == 15.0
+
+
+@pytest.mark.parametrize("cold, hot, wins", [(0.010, 0.0149, True), (0.010, 0.0151, False), (0.0151, 0.010, False)])
+def test_what_wins_in_one_state_must_not_lose_in_the_other(contest, cold, hot, wins):
+    timings, true, ours, _, _ = contest
+    true[ours[2].spec.name] = gpu_timing.Pair(cold, hot)
+    settled = runoff.settle(dict(timings))
+    assert (min(settled, key=settled.get) is ours[2]) == wins
+
+
+def test_times_of_the_last_round_replace_those_of_ours_in_the_cache(contest):
+    timings, true, ours, _, key = contest
+    for made in ours:
+        timing = Timing(made.spec.name, 30.0, made.spec.config, "digest")
+        settings.store().update(key, lambda entry, timing=timing: entry.with_timing(timing))
+    true[ours[1].spec.name] = gpu_timing.Pair(0.016, 0.009)
+    runoff.settle(dict(timings))
+    kept = settings.store().lookup(key).timings
+    assert kept[ours[1].spec.name].microseconds == pytest.approx(12.0)
+    assert kept[ours[1].spec.name].artefact == "digest" and kept[ours[-1].spec.name].microseconds == 30.0
 
 
 def test_a_tie_is_aten_s_and_who_took_no_part_cannot_win(contest):
@@ -97,10 +118,10 @@ def test_where_there_is_nothing_to_decide_nothing_changes(contest, monkeypatch, 
 def test_with_an_epilogue_ours_are_measured_in_the_same_way(contest, monkeypatch):
     _, true, ours, _, _ = contest
     true |= {ours[0].spec.name: 0.012, ours[1].spec.name: 0.011}
-    given = {c: 0.02 + 0.001 * i for i, c in enumerate(ours)} | {ours[4]: math.inf}
+    given = {c: 0.02 + 0.001 * i for i, c in enumerate(ours)} | {ours[-1]: math.inf}
     settled = runoff.among_ours(dict(given))
     assert min(settled, key=settled.get) is ours[1] and settled[ours[1]] == pytest.approx(0.011 * 1.02)
-    assert settled[ours[3]] == given[ours[3]] and math.isinf(settled[ours[4]])
+    assert settled[ours[-2]] == given[ours[-2]] and math.isinf(settled[ours[-1]])
     monkeypatch.setattr(private, "tunes_elsewhere", lambda: True)
     assert runoff.among_ours(dict(given)) == given and runoff.among_ours({}) == {}
 
@@ -114,7 +135,7 @@ def test_with_an_epilogue_only_the_best_configurations_are_tried(contest):
         settings.store().update(key, lambda entry, timing=timing: entry.with_timing(timing))
     specs = [kernels.Spec("mm+gelu", "sm90a", ours[0].spec.problem, c.spec.config) for c in ours]
     kept = fused_choice._likely(specs, settings.store().lookup(key))
-    assert [s.config["tile_m"] for s in kept] == [65, 66, 67, 68]
+    assert [s.config["tile_m"] for s in kept] == [64 + i for i in range(len(ours))][-fused_choice.LIKELY :]
     other = [kernels.Spec("mm+gelu", "sm90a", ours[0].spec.problem, {"tile_m": 7})]
     assert fused_choice._likely(other, settings.store().lookup(key)) == other
 
@@ -129,6 +150,9 @@ class Event:
 
     def record(self):
         self.at = Event.now
+
+    def synchronize(self):
+        pass
 
     def elapsed_time(self, end):
         return end.at - self.at
@@ -145,12 +169,25 @@ def test_times_are_of_the_calls_alone(monkeypatch):
 
     made = []
 
-    def maker(milliseconds):
-        return lambda count: made.append(count) or [lambda: takes(milliseconds)] * count
+    class Graph:
+        def __init__(self, calls):
+            self.calls = calls
+
+        def replay(self):
+            for call in self.calls:
+                call()
+
+    monkeypatch.setattr(gpu_timing, "graph_of", Graph)
+    monkeypatch.setattr(gpu_timing, "_side_stream", nullcontext)
+
+    def maker(cold, hot):
+        return lambda count: made.append(count) or [lambda: takes(hot), *[lambda: takes(2 * cold - hot)] * (count - 1)]
 
     assert gpu_timing.alone(lambda: takes(0.25)) == pytest.approx(0.25)
-    assert gpu_timing.in_turns([maker(0.5), maker(0.125)], size=16) == pytest.approx([0.5, 0.125])
-    assert made == [4] * 2 * gpu_timing.ROUNDS
+    found = gpu_timing.in_turns([maker(0.5, 0.5), maker(0.125, 0.0625)], size=32)
+    assert made == [2, 2]
+    assert found[0] == gpu_timing.Pair(0.5, 0.5) and (found[1].cold, found[1].hot) == pytest.approx((0.125, 0.0625))
+    assert gpu_timing.Pair(0.9, 0.4).mean == pytest.approx(0.6)
 
 
 def test_candidates_of_inductor_s_run_on_tensors_of_their_own():
