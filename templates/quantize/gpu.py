@@ -9,13 +9,14 @@ and writes whole cache lines of it. The text serves gfx950 and sm_90a; what diff
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import DType, bf16, f32, i16, i32, u8
+from flykernels.dtypes import bf16, f16, f32, i16, i32, u8
 from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum
 from flykernels.lang.fragment import Fragment
-from flykernels.lang.microscaling import scale_of, words
-from flykernels.lang.values import Value, vector_of
+from flykernels.lang.microscaling import scale_of, scales_of_bf16, words, words_down
+from flykernels.lang.values import Value, absolute, maximum_or_nan, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK
 from templates.gemm.order import grouped
@@ -101,12 +102,14 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     k.grid = ((Extent(p.n, columns), Extent("m", rows)),)
     tiles = -(-p.n // columns)
     down = ((m + (rows - 1)) // rows).to(i32)
-    at = tuple(k.target.uniform(x) for x in grouped(k.workgroup_id(), down, tiles, cfg.group))
+    i = k.workgroup_id()
+    where = (i // tiles, i % tiles) if cfg.group == 1 else grouped(i, down, tiles, cfg.group)
+    at = tuple(k.target.uniform(x) if isinstance(x, Value) else x for x in where)
 
     # layouts
     x = replace(
         given["x"], shape=(m, p.n), stride=(given["x_row"], 1), multiple=(1, p.n),
-        stride_multiple=max(1, p.align_x // p.input_type.bytes),
+        stride_multiple=max(1, p.align_x // p.input_type.bytes), zeros=False,
     )  # fmt: skip
     held = ThreadValues(cfg.tile, cfg.spread(0, 1, 1, 1), Mode(EACH, 1, 1), (Mode(cfg.held, 0, 1),))
 
@@ -124,18 +127,16 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
 def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at):
     """Codes and scales of blocks along rows, straight from registers."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
-    codes: list[Value] = []
-    scales: list[Value] = []
-    for v in values.values():
-        size = shared(k, wide(magnitude(v).fold(maximum), v.dtype), 1)
-        byte, factor, mask = scale_of(size, p.output_type, p.round_up)
-        codes.append(words(v, factor, p.output_type) & mask)
-        scales.append(byte.to(u8))
+    byte, factor, mask = scales_of(p, shared(k, largest_of(values.values()), 1))
     matrix = lambda name, kind, width: replace(
         given[name], dtype=kind, shape=(m, width), stride=(width, 1), multiple=(1, width)
     )
     to = ThreadValues((rows, columns // per), _along(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
-    store(k, to, matrix("codes", i32, p.n // per).tile(to.tile, *at), codes)
+    codes = matrix("codes", i32, p.n // per).tile(to.tile, *at)
+    for r, (d, v) in enumerate(zip(values.names(), values.values(), strict=True)):
+        found = words(v, factor[r], p.output_type) & mask[r].to(i32)
+        codes.store(k, to, d, vector_of([k.target.opaque(found[i]) for i in range(found.width)]))
+    scales = [byte[r].to(u8) for r in range(cfg.held)]
     first, *others = cfg.spread(0, 1, 1, 1)
     lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
     to = ThreadValues((rows, columns // BLOCK), lanes, Mode(1, 1, 1), (Mode(cfg.held, 0, 1),))
@@ -146,17 +147,11 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
     """Codes and scales of blocks along columns: a tile is turned round in LDS, then written line by line."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
     rows_ = values.values()
-    size = magnitude(rows_[0])
-    for other in rows_[1:]:
-        size = maximum(size, magnitude(other))
-    size = shared(k, size, cfg.across)
-    codes: list[Value] = []
-    scales: list[Value] = []
-    for c in range(EACH):
-        byte, factor, mask = scale_of(wide(size[c], p.input_type), p.output_type, p.round_up)
-        column = vector_of([v[c] for v in rows_])
-        codes.append(words(column, factor, p.output_type) & mask)
-        scales.append(byte.to(u8))
+    size = most_of(k, rows_)
+    byte, factor, mask = scales_of(p, shared(k, size, cfg.across))
+    found = words_down(rows_, factor, p.output_type)
+    codes = [word & mask[c].to(i32) for c, word in enumerate(found)]
+    scales = [byte[c].to(u8) for c in range(EACH)]
 
     # into LDS as registers hold it
     deep, blocks = rows // per, rows // BLOCK
@@ -190,25 +185,49 @@ def magnitude(v: Value) -> Value:
     return v.bitcast(kind, v.width) & int(kind.largest)
 
 
-def wide(size: Value, dtype: DType) -> Value:
-    """What `magnitude` gave for a type, as bits of f32 (i32)."""
-    if dtype == bf16:
-        return size.to(i32) << 16
-    return size if dtype == f32 else size.bitcast(dtype).to(f32).bitcast(i32)
+def most_of(k: Kernel, rows: list[Value]) -> Value:
+    """Element by element the largest magnitude's bits.
+
+    As floats where the target compares two pairs of those, NaN or not: what encodes asks for the bits, and so no
+    register keeps them from here to there."""
+    if rows[0].dtype in k.target.packed_nan_maximum:
+        return magnitude(reduce(maximum_or_nan, map(absolute, rows)))
+    return reduce(maximum, map(magnitude, rows))
+
+
+def largest_of(rows: list[Value]) -> Value:
+    """The largest magnitude's bits of each vector: one vector over all of them. Of 16-bit types two rows at a time."""
+
+    def halved(v: Value, width: int) -> Value:
+        while v.width > width:
+            n = v.width // 2
+            v = maximum(v.shuffle(list(range(n))), v.shuffle(list(range(n, 2 * n))))
+        return v
+
+    each = [magnitude(v) for v in rows]
+    if each[0].dtype != i16:
+        return vector_of([halved(size, 1)[0] for size in each])
+    pairs = [halved(size, 2) for size in each]
+    both = [maximum(a.shuffle([0, 2], b), a.shuffle([1, 3], b)) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+    return vector_of([b[i] for b in both for i in range(2)])
+
+
+def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, Value, Value]:
+    """(bytes, factors, masks) of blocks whose largest magnitudes `magnitude` gave."""
+    if p.input_type == bf16:
+        return scales_of_bf16(size, p.output_type, p.round_up)
+    wide = size if p.input_type == f32 else size.bitcast(f16, size.width).to(f32).bitcast(i32, size.width)
+    return scale_of(wide, p.output_type, p.round_up)
 
 
 def shared(k: Kernel, size: Value, distance: int) -> Value:
     """Element by element the largest among the SHARE lanes that are `distance` apart; 32 bits are exchanged at once."""
-    kind, width = size.dtype, size.width
-    each = [size] if width is None else words_of(size)
+    kind, each = size.dtype, words_of(size)
+    as_before = lambda w: w.bitcast(kind, 32 // kind.bits)
     for step in (distance << i for i in range(SHARE.bit_length() - 1)):
         pairs = [k.target.exchange(k, w, step) for w in each]
-        if width is None:
-            each = [maximum(a, b) for a, b in pairs]
-        else:
-            as_before = lambda w: w.bitcast(kind, 32 // kind.bits)
-            each = [maximum(as_before(a), as_before(b)).bitcast(i32) for a, b in pairs]
-    return each[0] if width is None else vector_of(each).bitcast(kind, width)
+        each = [maximum(as_before(a), as_before(b)).bitcast(i32) for a, b in pairs]
+    return vector_of(each).bitcast(kind, size.width)
 
 
 def words_of(v: Value) -> list[Value]:
