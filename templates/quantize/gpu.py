@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import reduce
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import bf16, f16, f32, i16, i32, u8
-from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum
+from flykernels.dtypes import DType, bf16, f16, f32, i16, i32, u8
+from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum, minimum
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.microscaling import scale_of, scales_of_bf16, words, words_down
 from flykernels.lang.values import Value, absolute, maximum_or_nan, vector_of
@@ -37,6 +37,8 @@ class GpuConfig:
     groups   into which a wave's lanes are divided along rows: 4 with columns, else 1 (longest runs of memory)
     held     rows of a thread; 8 with columns
     lanes    of a wave, the target's
+    strip    tiles along a row that a workgroup does one after the other, with both orientations (a power of two): their
+             rows' scales leave together. A sector of memory costs its time however few bytes of it are written
     beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
     group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X"""
 
@@ -46,6 +48,7 @@ class GpuConfig:
     held: int = BLOCK // SHARE
     beside: int = 1
     group: int = 1
+    strip: int = 1
 
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
@@ -84,7 +87,13 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
     if target.name == "sm90a":
         if not p.columns:
             return GpuConfig((1, 8), 1, target.lanes, 4, 6)
-        return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=3 if p.rows else 4)
+        if p.input_type == f32:  # as many registers again hold X
+            return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=2)
+        return (
+            GpuConfig((SHARE, 2), SHARE, target.lanes, beside=3, strip=2)
+            if p.rows
+            else GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=3)
+        )
     if p.columns:
         return GpuConfig((SHARE, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
     return GpuConfig((SHARE, 1), 1, target.lanes)
@@ -99,12 +108,14 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     m, (rows, columns) = given["m"], cfg.tile
     if p.columns and cfg.groups * cfg.held != BLOCK:
         raise ValueError(f"{cfg}: a wave holds whole blocks of {BLOCK} rows with columns")
-    k.grid = ((Extent(p.n, columns), Extent("m", rows)),)
+    if cfg.strip & (cfg.strip - 1) or (cfg.strip > 1 and not (p.rows and p.columns)):
+        raise ValueError(f"{cfg}: strips are of 2, 4, ... tiles, and for both orientations")
+    k.grid = ((Extent(p.n, columns * cfg.strip), Extent("m", rows)),)
     tiles = -(-p.n // columns)
-    down = ((m + (rows - 1)) // rows).to(i32)
+    strips, down = -(-tiles // cfg.strip), ((m + (rows - 1)) // rows).to(i32)
     i = k.workgroup_id()
-    where = (i // tiles, i % tiles) if cfg.group == 1 else grouped(i, down, tiles, cfg.group)
-    at = tuple(k.target.uniform(x) if isinstance(x, Value) else x for x in where)
+    where = (i // strips, i % strips) if cfg.group == 1 else grouped(i, down, strips, cfg.group)
+    row, strip = (k.target.uniform(x) if isinstance(x, Value) else x for x in where)
 
     # layouts
     x = replace(
@@ -112,71 +123,115 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
         stride_multiple=max(1, p.align_x // p.input_type.bytes), zeros=False,
     )  # fmt: skip
     held = ThreadValues(cfg.tile, cfg.spread(0, 1, 1, 1), Mode(EACH, 1, 1), (Mode(cfg.held, 0, 1),))
+    turned = Turned(k, p, cfg) if p.columns else None
+    tally = Tally(k, cfg) if cfg.strip > 1 else None
 
-    # X, once
-    values = k.fragment(held).load(x.tile(cfg.tile, *at))
-    if p.rows:
-        along_rows(k, p, cfg, values, given, at)
-    if p.columns:
-        if p.rows:  # held as they came; their f32 values are made a second time
-            again = lambda v: vector_of([k.target.opaque(w) for w in words_of(v)]).bitcast(v.dtype, EACH)
-            values = values.map(again)
-        along_columns(k, p, cfg, values, given, at)
+    def tile(number, at):
+        """X's tile `at`, read once; it is the workgroup's `number`-th."""
+        values = k.fragment(held).load(x.tile(cfg.tile, *at))
+        if p.rows:
+            along_rows(k, p, cfg, values, given, at, tally and tally.of(number))
+        if turned:
+            if p.rows:  # held as they came; their f32 values are made a second time
+                again = lambda v: vector_of([k.target.opaque(w) for w in words_of(v)]).bitcast(v.dtype, EACH)
+                values = values.map(again)
+            along_columns(k, p, cfg, values, given, at, turned.of(number))
+
+    if tally is None:
+        tile(0, (row, strip))
+        return
+
+    first = strip * cfg.strip
+    count = minimum(tiles - first, cfg.strip)
+
+    @k.loop(0, count)
+    def _(number):
+        with k.anew():  # nothing of a tile stays in registers through the next one
+            tile(number, (row, first + number))
+
+    k.barrier()
+    to = matrix(given["scales"], u8, m, p.n // BLOCK).tile(tally.take.tile, row, strip)
+    held = replace(tally.board, shape=(rows, count * tally.each), multiple=(rows, 1))
+    k.fragment(tally.take).store(to, k.fragment(tally.take).load(held))
 
 
-def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at):
-    """Codes and scales of blocks along rows, straight from registers."""
+class Turned:
+    """LDS in which columns' codes and scales are turned round. Of two tiles that follow one another each has its own:
+    then one barrier a tile will do."""
+
+    def __init__(self, k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
+        (rows, columns), per, self.count = cfg.tile, 32 // p.output_type.bits, min(2, cfg.strip)
+        deep = rows // per
+        self.codes = k.shared(i32, Layout.compact(self.count, columns, deep), shelf_swizzle(columns, deep))
+        self.scales = k.shared(u8, Layout.compact(self.count, columns, rows // BLOCK))
+
+    def of(self, number) -> tuple[View, View]:
+        """Words of codes (columns, rows / numbers a word) and scales (columns, rows / 32) of a workgroup's tile."""
+        return self.codes[number % self.count], self.scales[number % self.count]
+
+
+class Tally:
+    """LDS that gathers the rows' scales of a strip of tiles."""
+
+    def __init__(self, k: Kernel, cfg: GpuConfig):
+        rows, self.each = cfg.tile[0], cfg.tile[1] // BLOCK
+        self.board = k.shared(u8, Layout.compact(rows, cfg.strip * self.each))
+        self.take = lines(rows, cfg.strip * self.each, cfg.workgroup_size, 1)
+
+    def of(self, number) -> View:
+        """Scales (rows, columns / 32) of a workgroup's tile."""
+        return self.board.at(0, number * self.each)
+
+
+def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, board: View | None):
+    """Codes and scales of blocks along rows, straight from registers; scales to `board` if there is one."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
     byte, factor, mask = scales_of(p, shared(k, largest_of(values.values()), 1))
-    matrix = lambda name, kind, width: replace(
-        given[name], dtype=kind, shape=(m, width), stride=(width, 1), multiple=(1, width)
-    )
     to = ThreadValues((rows, columns // per), _along(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
-    codes = matrix("codes", i32, p.n // per).tile(to.tile, *at)
+    codes = matrix(given["codes"], i32, m, p.n // per).tile(to.tile, *at)
     for r, (d, v) in enumerate(zip(values.names(), values.values(), strict=True)):
         found = words(v, factor[r], p.output_type) & mask[r].to(i32)
         codes.store(k, to, d, vector_of([k.target.opaque(found[i]) for i in range(found.width)]))
-    scales = [byte[r].to(u8) for r in range(cfg.held)]
     first, *others = cfg.spread(0, 1, 1, 1)
     lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
     to = ThreadValues((rows, columns // BLOCK), lanes, Mode(1, 1, 1), (Mode(cfg.held, 0, 1),))
-    store(k, to, matrix("scales", u8, p.n // BLOCK).tile(to.tile, *at), scales)
+    if board is None:
+        board = matrix(given["scales"], u8, m, p.n // BLOCK).tile(to.tile, *at)
+    store(k, to, board, [byte[r].to(u8) for r in range(cfg.held)])
 
 
-def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at):
+def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, turned):
     """Codes and scales of blocks along columns: a tile is turned round in LDS, then written line by line."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
-    rows_ = values.values()
-    size = most_of(k, rows_)
-    byte, factor, mask = scales_of(p, shared(k, size, cfg.across))
-    found = words_down(rows_, factor, p.output_type)
-    codes = [word & mask[c].to(i32) for c, word in enumerate(found)]
-    scales = [byte[c].to(u8) for c in range(EACH)]
+    rows_, (shelf, board) = values.values(), turned
+    byte, factor, mask = scales_of(p, shared(k, most_of(k, rows_), cfg.across))
 
     # into LDS as registers hold it
-    deep, blocks = rows // per, rows // BLOCK
-    shelf = k.shared(i32, Layout.compact(columns, deep), shelf_swizzle(deep))
-    board = k.shared(u8, Layout.compact(columns, blocks))
     threads = (
         Mode(cfg.across, 0, EACH),
         Mode(cfg.groups, 1, cfg.held // per),
         Mode(cfg.waves[0], 1, BLOCK // per),
         Mode(cfg.waves[1], 0, cfg.across * EACH),
     )
-    put = ThreadValues((columns, deep), threads, Mode(cfg.held // per, 1, 1), (Mode(EACH, 0, 1),))
-    store(k, put, shelf, codes)
+    put = ThreadValues((columns, rows // per), threads, Mode(cfg.held // per, 1, 1), (Mode(EACH, 0, 1),))
+    for c, word in enumerate(words_down(rows_, factor, p.output_type)):
+        shelf.store(k, put, (c,), word & mask[c].to(i32))
     one = (threads[0], Mode(cfg.groups, 1, 0), Mode(cfg.waves[0], 1, 1), threads[3])
-    store(k, ThreadValues((columns, blocks), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),)), board, scales)
+    put = ThreadValues((columns, rows // BLOCK), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),))
+    store(k, put, board, [byte[c].to(u8) for c in range(EACH)])
     k.barrier()
 
     # and out by rows of the transposed result
     for name, held, each, vector in (("codes_t", shelf, per, WIDE), ("scales_t", board, BLOCK, 1)):
         take = lines(columns, rows // each, cfg.workgroup_size, vector)
-        to = replace(
-            given[name], dtype=held.dtype, shape=(p.n, m // each), stride=(m // each, 1),
-            multiple=(p.n, BLOCK // each), stride_multiple=BLOCK // each,
-        )  # fmt: skip
+        to = replace(matrix(given[name], held.dtype, p.n, m // each), multiple=(p.n, BLOCK // each))
+        to = replace(to, stride_multiple=BLOCK // each)
         k.fragment(take).store(to.tile(take.tile, *at[::-1]), k.fragment(take).load(held))
+
+
+def matrix(view: View, dtype: DType, rows, width) -> View:
+    """A result as a dense (rows, width) matrix of a type."""
+    return replace(view, dtype=dtype, shape=(rows, width), stride=(width, 1), multiple=(1, width))
 
 
 def magnitude(v: Value) -> Value:
@@ -248,10 +303,10 @@ def lines(rows: int, width: int, threads: int, vector: int) -> ThreadValues:
     return ThreadValues((rows, width), lanes, Mode(vector, 1, 1), (Mode(-(-rows // deep), 0, deep),))
 
 
-def shelf_swizzle(width: int) -> Swizzle:
+def shelf_swizzle(columns: int, width: int) -> Swizzle:
     """Of the (columns, width) words in LDS. Lanes that write together are EACH columns apart, so without it on one
     bank; the column's number, a step of EACH at a time, is added (bit by bit) to the place of WIDE words in its row."""
-    bits = (width // WIDE).bit_length() - 1
+    bits = min(width // WIDE, columns // EACH).bit_length() - 1
     if bits < 1:
         return IDENTITY
     base, row = WIDE.bit_length() - 1, width.bit_length() - 1
