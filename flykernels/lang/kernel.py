@@ -14,7 +14,7 @@ That is SSA's own shape: a name made inside cannot be used outside, because Pyth
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from math import prod
 from types import SimpleNamespace
@@ -125,15 +125,6 @@ class Kernel:
         self._known = {key: v for key, v in self._known.items() if key in kept} | {"thread": thread}
         self._at_top[id(thread.ssa)] = thread
         self.open_top()
-
-    @contextmanager
-    def anew(self):
-        """`afresh` for the body of a loop or `when` that the kernel goes on after."""
-        _ = self.thread  # known outside
-        before = self._known, dict(self._at_top), self._top
-        self.afresh()
-        yield
-        self._known, self._at_top, self._top = before
 
     # -- control
     def loop(self, lo, hi, step=1, carry=()):

@@ -16,51 +16,54 @@ from ..dtypes import bf16, i16, i32
 from ..lang.values import Value, constant, fma, minimum, mlir_type, vector_of
 from ..mlir import intrinsic
 
-MAGNITUDES, SIGNS = 0x7FFF7FFF, 0x00080008  # of two bf16; of two codes, each in the low bits of its half
-SIGN_MOVES = 15 - 3  # from bf16's to a code's
+MAGNITUDES = 0x7FFF7FFF  # of two bf16
 FLAT = 153 / 512  # 5 * FLAT <= 1.5 < (5 + 2^-5) * FLAT, and 8 * FLAT < 2.5; 2^-5: bf16's step there
 BASE = 128  # from here on bf16 steps by 1
-EVEN = 0x000F000F  # where two rows are put together: the first one's codes
-# Bytes that prmt takes of eight, first register lowest: those of both registers' first, then second halves; first
-# halves of both, second halves of both.
-CODES, FIRSTS, SECONDS = 0x6240, 0x5410, 0x7632
+SIGN, EVEN = 0x08080808, 0x0F0F0F0F  # in bytes with a code each: its sign; all of it
+# What prmt makes of eight bytes, those of two registers: the lowest of each half of both, first halves first; all bits
+# of such a byte the sign of a half; the first halves of both; the second halves.
+CODES, SIGNS, FIRSTS, SECONDS = 0x6240, 0xFBD9, 0x5410, 0x7632
 
 
 def along(x: Value, factor: Value) -> Value:
-    """x (bf16 vector, a multiple of 8) times factor (below 8) -> i32 words of 8 codes, the first lowest."""
-    codes = [_codes(pair, factor) for pair in _pairs(x)]
-    return vector_of([_word_along(codes[i : i + 4]) for i in range(0, len(codes), 4)])
+    """x (bf16 vector, a multiple of 8) times factor (results below 8) -> i32 words of 8 codes, the first lowest."""
+    found = []
+    y = [pair * factor for pair in _pairs(x)]
+    for i in range(0, len(y), 4):
+        low, high = _four(y[i : i + 2]), _four(y[i + 2 : i + 4])
+        found.append((_bytes(low, high, SECONDS) << 4) + _bytes(low, high, FIRSTS))
+    return vector_of(found)
 
 
 def down(rows: list[Value], factors: Value) -> Iterator[Value]:
     """8 rows (bf16 vectors of an even width) times factors -> for each column a word of codes, first row lowest."""
-    for pair, *numbers in zip(_pairs(factors), *map(_pairs, rows), strict=True):  # so few registers wait for others
-        codes = [_codes(x, pair) for x in numbers]
-        both = [even & EVEN | (odd << 4) & ~EVEN for even, odd in zip(codes[::2], codes[1::2], strict=True)]
-        low, high = _bytes(both[0], both[1], CODES), _bytes(both[2], both[3], CODES)
-        yield from (_bytes(low, high, FIRSTS), _bytes(low, high, SECONDS))
+    for factor, *numbers in zip(_pairs(factors), *map(_pairs, rows), strict=True):
+        x = [pair * factor for pair in numbers]
+        halves = []
+        for four in (x[:4], x[4:]):
+            even, odd = _four(four[::2]), _four(four[1::2])
+            halves.append(even & EVEN | (odd << 4) & ~EVEN)  # (what a NaN leaves elsewhere in a byte ends here)
+        yield from (_bytes(*halves, FIRSTS), _bytes(*halves, SECONDS))
 
 
 def _pairs(x: Value) -> list[Value]:
     return [x.shuffle([i, i + 1]) for i in range(0, x.width, 2)]
 
 
-def _codes(x: Value, factor: Value) -> Value:
-    """Two numbers -> a register of their codes, each in the low 4 bits of its half; above is no matter."""
-    x = x * factor
+def _four(x: list[Value]) -> Value:
+    """Two pairs of numbers -> a register with a byte for each one's code: first ones of both, second ones."""
+    codes = _bytes(*map(_magnitudes, x), CODES)
+    return codes | _bytes(*(y.bitcast(i32) for y in x), SIGNS) & SIGN
+
+
+def _magnitudes(x: Value) -> Value:
+    """Two numbers -> the low bits of the halves are their codes without signs."""
     size = (x.bitcast(i32) & MAGNITUDES).bitcast(bf16, 2)
     lines = [
         fma(size, slope, constant(BASE + start, bf16)).bitcast(i16, 2)
         for slope, start in ((2.0, 0), (1.0, 2), (FLAT, 5))
     ]
-    least = minimum(minimum(lines[0], lines[1]), lines[2]).bitcast(i32)
-    return least | ((x.bitcast(i32) >> SIGN_MOVES) & SIGNS)
-
-
-def _word_along(codes: list[Value]) -> Value:
-    """Four registers of two neighbours' codes -> one of eight."""
-    low, high = _bytes(codes[0], codes[1], CODES), _bytes(codes[2], codes[3], CODES)
-    return (_bytes(low, high, SECONDS) << 4) + _bytes(low, high, FIRSTS)
+    return minimum(minimum(lines[0], lines[1]), lines[2]).bitcast(i32)
 
 
 def _bytes(a: Value, b: Value, which: int) -> Value:

@@ -16,7 +16,7 @@ from flykernels.dtypes import DType, bf16, f16, f32, i16, i32, u8
 from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum, minimum
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.microscaling import scale_of, scales_of_bf16, words, words_down
-from flykernels.lang.values import Value, absolute, maximum_or_nan, vector_of
+from flykernels.lang.values import Value, absolute, maximum_or_nan, select, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK
 from templates.gemm.order import grouped
@@ -39,6 +39,7 @@ class GpuConfig:
     lanes    of a wave, the target's
     strip    tiles along a row that a workgroup does one after the other, with both orientations (a power of two): their
              rows' scales leave together. A sector of memory costs its time however few bytes of it are written
+    ahead    with strips: the next tile is on its way while one is encoded
     beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
     group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X"""
 
@@ -49,6 +50,7 @@ class GpuConfig:
     beside: int = 1
     group: int = 1
     strip: int = 1
+    ahead: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
@@ -87,13 +89,12 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
     if target.name == "sm90a":
         if not p.columns:
             return GpuConfig((1, 8), 1, target.lanes, 4, 6)
-        if p.input_type == f32:  # as many registers again hold X
-            return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=2)
-        return (
-            GpuConfig((SHARE, 2), SHARE, target.lanes, beside=3, strip=2)
-            if p.rows
-            else GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=3)
-        )
+        beside = 2 if p.input_type == f32 else 3  # twice the registers hold X
+        if not p.rows:
+            return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=beside)
+        if p.input_type == bf16:
+            return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=2, strip=4, ahead=True)
+        return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
     if p.columns:
         return GpuConfig((SHARE, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
     return GpuConfig((SHARE, 1), 1, target.lanes)
@@ -126,9 +127,8 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     turned = Turned(k, p, cfg) if p.columns else None
     tally = Tally(k, cfg) if cfg.strip > 1 else None
 
-    def tile(number, at):
-        """X's tile `at`, read once; it is the workgroup's `number`-th."""
-        values = k.fragment(held).load(x.tile(cfg.tile, *at))
+    def tile(number, at, values):
+        """X's tile `at`, as it was read; it is the workgroup's `number`-th."""
         if p.rows:
             along_rows(k, p, cfg, values, given, at, tally and tally.of(number))
         if turned:
@@ -138,16 +138,29 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
             along_columns(k, p, cfg, values, given, at, turned.of(number))
 
     if tally is None:
-        tile(0, (row, strip))
+        tile(0, (row, strip), k.fragment(held).load(x.tile(cfg.tile, row, strip)))
         return
 
     first = strip * cfg.strip
     count = minimum(tiles - first, cfg.strip)
 
-    @k.loop(0, count)
-    def _(number):
-        with k.anew():  # nothing of a tile stays in registers through the next one
-            tile(number, (row, first + number))
+    load = k.fragment(held).load
+    if cfg.ahead:
+
+        @k.loop(0, count, carry=load(x.tile(cfg.tile, row, first)))
+        def _(number, values):
+            after = x.tile(cfg.tile, row, first + minimum(number + 1, count - 1))
+            left = select(number + 1 < count, after.shape[0], 0)  # nothing after the last
+            here = (("volatile_", True),)  # else the assembler moves them down to where the loop ends
+            after = load(replace(after, shape=(left, after.shape[1]), tags=here))
+            tile(number, (row, first + number), values)
+            return after
+    else:
+
+        @k.loop(0, count)
+        def _(number):
+            at = (row, first + number)
+            tile(number, at, load(x.tile(cfg.tile, *at)))
 
     k.barrier()
     to = matrix(given["scales"], u8, m, p.n // BLOCK).tile(tally.take.tile, row, strip)

@@ -38,12 +38,12 @@ def test_both_from_one_read(format, mode):
     run(p, numbers(p, 160))
 
 
-@pytest.mark.parametrize("strip", [2, 4])
+@pytest.mark.parametrize(("strip", "ahead"), [(2, False), (4, True)])
 @pytest.mark.parametrize("n", [416, 64])
-def test_strips_of_tiles(strip, n):
+def test_strips_of_tiles(strip, ahead, n):
     """Several tiles a workgroup, in turns of LDS; the last strip is short, its last tile cut."""
     p = QuantizeProblem(n=n, format="f4E2M1FN", columns=True)
-    config = GpuConfig((2, 1), 4, gfx950.lanes, 8, strip=strip)
+    config = GpuConfig((2, 1), 4, gfx950.lanes, 8, strip=strip, ahead=ahead)
     assert config.tile == (64, 128)
     run(p, numbers(p, 96), config=config)
 
