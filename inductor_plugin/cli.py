@@ -83,8 +83,9 @@ def explain(
         if min(options["n"], options["k"], options["m"] if options["m"] is not None else 0) < 0:
             raise click.BadParameter("sizes are not negative")
         kind = options.pop("dtype")
-        asked_for = {"dtype": "mxfp8" if kind == "f32" else kind, "scaling": scaling, "out": out_dtype}
-        sys.exit(0 if answer(ScaledQuestion(op, bias=bias or "none", **asked_for, **options)) else 1)
+        kind = "mxfp8" if kind == "f32" else kind  # f32: the option's default
+        scaled = ScaledQuestion(op, dtype=kind, bias=bias or "none", scaling=scaling, out=out_dtype, **options)
+        sys.exit(0 if answer(scaled) else 1)
     known = ("mm", "addmm", "bmm", "baddbmm", "_mkl_linear")
     if base not in known or activation not in ("", "none", "relu", "gelu", "gelu_tanh", "silu"):
         raise click.BadParameter(f"{op!r}: one of {', '.join(known)}, with or without +relu, +gelu, +gelu_tanh, +silu")

@@ -130,7 +130,7 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     def tile(number, at, values):
         """X's tile `at`, as it was read; it is the workgroup's `number`-th."""
         if p.rows:
-            along_rows(k, p, cfg, values, given, at, tally and tally.of(number))
+            along_rows(k, p, cfg, values, given, at, tally.of(number) if tally else None)
         if turned:
             if p.rows:  # held as they came; their f32 values are made a second time
                 again = lambda v: vector_of([k.target.opaque(w) for w in words_of(v)]).bitcast(v.dtype, EACH)
@@ -164,8 +164,8 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
 
     k.barrier()
     to = matrix(given["scales"], u8, m, p.n // BLOCK).tile(tally.take.tile, row, strip)
-    held = replace(tally.board, shape=(rows, count * tally.each), multiple=(rows, 1))
-    k.fragment(tally.take).store(to, k.fragment(tally.take).load(held))
+    gathered = replace(tally.board, shape=(rows, count * tally.each), multiple=(rows, 1))
+    k.fragment(tally.take).store(to, k.fragment(tally.take).load(gathered))
 
 
 class Turned:
