@@ -2,17 +2,19 @@
 
 `floor` is the key that an element must beat: at least k elements seen so far reach it. A chunk is looked at once, with
 one comparison a thread. Where more threads than needed hold something better, the floor is raised first: among the
-threads' best, at least k and not many more reach the new one, so no data can flood the board. What beats the floor
-goes to the board; when that is full, it is cut back to the best.
+threads' best (for large k: among all elements), at least k and not many more reach the new one, so no data can flood
+the board. What beats the floor goes to the board; when that is full, it is cut back to the best.
 
 Elements come in the order of their positions, chunk by chunk, so that one equal to the floor is late: it loses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32
-from flykernels.lang import Kernel, Value, maximum, minimum, select, u32
+from flykernels.lang import Kernel, Value, maximum, minimum, popcount, select, trailing_zeros, u32
 
 from .access import Given, vector_of, write_result
 from .config import TopKConfig
@@ -32,7 +34,7 @@ def best_of(k: Kernel, order: Order, vectors: list[Value]) -> Value:
 
 def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     k.of_target.beside = cfg.resident
-    given, order = Given.declare(k, p, cfg), Order(p.largest)
+    given, order = Given.declare(k, p, cfg), Order.short(p.largest, p.element)
     k.grid = ((Extent("rows"), *((Extent("parts"),) if cfg.split else ())),)
     width, want = given["width"].to(u32), given["k"].to(u32)
     vector, threads, thread = vector_of(p), cfg.workgroup_size, k.thread.to(u32)
@@ -49,6 +51,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         span = (width + (parts * chunk - 1)) // (parts * chunk) * chunk
         begin = minimum(part * span, vectors)
         end = minimum(begin + span, vectors)
+    all_count = cfg.family == "select"  # else a thread's best speaks for it
+    looked_at = (chunk if all_count else threads) + 1
     shared = Shared(k, cfg, want)
     shared.begin()
     place = lambda c: (thread + c * threads) * vector  # of this thread's vector c in a chunk
@@ -64,17 +68,31 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         """Considers some vectors for all threads; the new floor. slot: of the tally of hits.
 
         places: positions of the vectors' first elements. present: whether there is such a vector."""
-        best = best_of(k, order, vectors)
         unknown = floor < 2  # fewer than k numbers so far: all count
-        hit = (order.may_beat(best, order.value(floor)) | unknown) & present[0] & (floor < ALL)
-        shared.searches.clear()
-        n = shared.hits.count(hit, slot)
+        open_ = floor < ALL >> order.spare
 
         def each():
             """(element as f32, position, whether it is there)"""
             for v, at, here in zip(vectors, places, present):
                 for j in range(v.width or 1):
                     yield v[j].to(f32), at + j, here
+
+        def those(wanted: Callable[[Value], Value]) -> Value:
+            """A bit for each of this thread's elements that is wanted."""
+            bits = [select(wanted(v) & here, number(1 << i), number(0)) for i, (v, _, here) in enumerate(each())]
+            return tree(lambda a, b: a | b, bits)
+
+        shared.searches.clear()
+        if all_count:
+            bound = order.value(floor)
+            hits = those(lambda v: (order.may_beat(v, bound) | unknown) & open_)
+            hit, n = hits > 0, shared.hits.sum(popcount(hits), slot)
+            keys = lambda: [select((hits & 1 << i) > 0, order.key(v), number(0)) for i, (v, _, _) in enumerate(each())]
+        else:
+            best = best_of(k, order, vectors)
+            hit = (order.may_beat(best, order.value(floor)) | unknown) & present[0] & open_
+            n = shared.hits.count(hit, slot)
+            keys = lambda: [select(hit, order.key(best), number(0))]
 
         @k.when(n > 0, carry=floor)
         def raised(floor):
@@ -87,20 +105,21 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
             @k.when(n > shared.most, carry=(floor, number(ALL)))
             def limits(_):
-                mine = select(hit, order.key(best), number(0))
-                return shared.raised(over([mine]), threads + 1, want, shared.most, ties)
+                return shared.raised(over(keys()), looked_at, want, shared.most, ties)
 
             limit, position = limits
 
             @k.when(hit)
             def _():
                 bound = order.value(limit + one(position.equals(ALL)))  # equal ones are out: from the next number on
-                for v, at, here in each():
 
-                    @k.when(order.not_worse(v, bound))
-                    def _():
-                        key = order.key(v)
-                        shared.board.add(entry(key, at), here & reaches(key, at ^ ALL, limit, position))
+                @k.repeat(carry=those(lambda v: order.not_worse(v, bound)), going=lambda left: left > 0)
+                def _(left):
+                    i = trailing_zeros(left)  # few: they are read once more, and need no register that can be indexed
+                    at = places[0] + (i // vector * threads * vector + i % vector)
+                    key = order.key(x.read(at).to(f32))
+                    shared.board.add(entry(key, at), reaches(key, at ^ ALL, limit, position))
+                    return left & (left - 1)
 
             k.barrier()
 

@@ -1,4 +1,4 @@
-"""The board: candidates in shared memory, each a key with its position. In no order until `ranked` or `sort`."""
+"""The board: candidates in shared memory, each a key with its position. In no order until `ranked` or `sorted`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from flykernels.layout import Layout
 from .gpu_search import Threshold, number, reaches
 from .order import key_of, one
 
-PAIRS = 4  # 16-byte reads in flight while a candidate is ranked
-PAD = 2 * PAIRS
+PAIR = 2  # candidates of a read of 16 bytes
+PAIRS = 4  # such reads in flight while a candidate is ranked
+PAD = PAIR * PAIRS
 MOST_SHARERS = 4  # lanes that share the ranking of a candidate
 
 
@@ -103,11 +104,7 @@ class Board:
 
             @k.loop(share * PAD, count, sharers * PAD, carry=number(0))
             def rank(j, rank):
-                for pair in range(PAIRS):
-                    two = self.entries.at(j + 2 * pair)
-                    others = two.read(two.pointer, 2, 2 * u64.bytes)
-                    rank = rank + one(others[0] > me) + one(others[1] > me)
-                return rank
+                return self._better_of(j, me, rank)
 
             for distance in helpers:
                 least, greatest = k.target.exchange(k, rank, distance)
@@ -118,41 +115,65 @@ class Board:
                 visit(rank, me)
 
     def sorted(self, visit: Callable[[Value, Value], None]):
-        """visit(rank, entry) for all candidates, after sorting them (Batcher's bitonic network).
+        """visit(rank, entry) for all candidates, after sorting them: runs of a wave's length by counting, then two
+        neighbouring runs become one, in which each candidate's place is its own and how many of the other are better.
 
-        The board must have room for the next power of two."""
-        k, count = self.k, self.count
+        At most `most_sorted`: the board holds them twice."""
+        k, count, thread, length = self.k, self.count, self.k.thread.to(u32), self.k.target.lanes
+        half = number(self.capacity // 2 // PAIR * PAIR)
+        each = lambda visit: k.loop(k.thread, count, k.workgroup_size)(lambda i: visit(i.to(u32)))
 
-        @k.repeat(carry=number(1), going=lambda n: n < count)
-        def size(n):
-            return n + n
-
-        @k.loop(k.thread.to(u32) + count, size, k.workgroup_size)
-        def _(i):
-            self.entries.put(constant(0, u64), i)
+        @k.when(thread < length)
+        def _():
+            self.entries.put(constant(0, u64), count + thread)
 
         k.barrier()
 
-        @k.repeat(carry=number(2), going=lambda run: run <= size)
-        def _(run):
-            @k.repeat(carry=run >> 1, going=lambda stride: stride > 0)
-            def _(stride):
-                @k.loop(k.thread, size >> 1, k.workgroup_size)
-                def _(pair):
-                    pair = pair.to(u32)
-                    low = pair + pair - (pair & (stride - 1))
-                    a, b = self.entries.get(low), self.entries.get(low + stride)
-
-                    @k.when((a < b) ^ ((low & run) > 0))
-                    def _():
-                        self.entries.put(b, low)
-                        self.entries.put(a, low + stride)
-
-                k.barrier()
-                return stride >> 1
-
-            return run + run
-
-        @k.loop(k.thread, count, k.workgroup_size)
+        @each
         def _(i):
-            visit(i.to(u32), self.entries.get(i))
+            me, run = self.entries.get(i), i - i % length
+
+            @k.loop(0, length, PAD, carry=number(0))
+            def rank(j, rank):
+                return self._better_of(run + j.to(u32), me, rank)
+
+            self.entries.put(me, half + run + rank)
+
+        k.barrier()
+
+        @k.repeat(carry=(number(length), half, number(0)), going=lambda s: s[0] < count)
+        def in_order(s):
+            run, source, free = s
+
+            @each
+            def _(i):
+                me, mine = self.entries.get(source + i), i & run
+                first = i - (i & (run + run - 1))
+                other = minimum(first + (run - mine), count)
+
+                @k.repeat(carry=(other, minimum(other + run, count)), going=lambda s: s[0] < s[1])
+                def place(s):
+                    low, high = s
+                    middle = (low + high) >> 1
+                    better = self.entries.get(source + middle) > me
+                    return select(better, middle + 1, low), select(better, high, middle)
+
+                self.entries.put(me, free + (i - mine + (place[0] - other)))
+
+            k.barrier()
+            return run + run, free, source
+
+        each(lambda i: visit(i, self.entries.get(in_order[1] + i)))
+
+    @staticmethod
+    def most_sorted(capacity: int, lanes: int) -> int:
+        """Candidates that a board of this capacity can sort."""
+        return capacity // 2 // PAIR * PAIR - lanes
+
+    def _better_of(self, first: Value, me: Value, rank: Value) -> Value:
+        """rank and how many of the PAD candidates from an even place on are better."""
+        for pair in range(PAIRS):
+            two = self.entries.at(first + PAIR * pair)
+            others = two.read(two.pointer, PAIR, PAIR * u64.bytes)
+            rank = rank + one(others[0] > me) + one(others[1] > me)
+        return rank

@@ -30,11 +30,10 @@ class Sizes:
 
     @property
     def capacity(self) -> int:
-        c = self.config
-        threads = min(self.most(c.most_k), c.workgroup_size)  # that add from one chunk: a search sees to it
-        more = max(threads * c.elements, MERGED * c.workgroup_size if c.split else 0)
-        sorted_ = 1 << (c.most_k - 1).bit_length() if c.family == "select" else 0
-        return max(self.kept(c.most_k) + more, sorted_)
+        c, most = self.config, self.most(self.config.most_k)
+        block = min(most, c.workgroup_size) * c.elements  # from a chunk: a search sees to it
+        more = max(most if c.family == "select" else block, MERGED * c.workgroup_size if c.split else 0)
+        return self.kept(c.most_k) + more
 
 
 class Shared:
