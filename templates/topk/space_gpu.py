@@ -18,6 +18,9 @@ SHORT_WORKGROUP = 128  # threads
 THREADS = 1024  # of resident workgroups on a compute unit, with 64 registers each
 LOADS = 4  # of 16 bytes that a thread has in flight
 ENTRY = 8  # bytes of a candidate
+ALONE = 2  # chunks of a row that one workgroup walks in no more time than several need to meet
+SELECT_K = (512, 1024, 2048, MOST_K)  # classes of large k
+SELECTED = 8  # elements of a chunk that a thread holds where all of them are counted
 
 
 def configurations(p: TopKProblem, target) -> Space:
@@ -55,7 +58,7 @@ def _short(p: TopKProblem, family: str, lanes: int) -> TopKConfig:
     return TopKConfig(family, SHORT_K, elements * lanes, SHORT_WORKGROUP, lanes, elements)
 
 
-def parts_of(p: TopKProblem, target, threads: int, chunk: int) -> int:
+def parts_of(p: TopKProblem, target, chunk: int) -> int:
     """Workgroups a row: enough for two on every compute unit, each with half a chunk at least."""
     units = target.limits.compute_units
     wanted = 2 * units // p.rows if 2 * p.rows <= units else 1
@@ -64,30 +67,37 @@ def parts_of(p: TopKProblem, target, threads: int, chunk: int) -> int:
 
 def _block(p: TopKProblem, target):
     """Many rows: small workgroups, so that some compute while others wait. Fewer: all a compute unit's threads at one
-    or two rows. Few: rows in parts; short parts in small workgroups, whose barriers are quick."""
+    or two rows. Few: a large workgroup a row where it needs few turns, as there is nothing to merge; else rows in parts,
+    short ones in small workgroups, whose barriers are quick."""
     most_k, units = SHORT_K if p.k <= SHORT_K else MIDDLE_K, target.limits.compute_units
     elements = LOADS * (WIDEST // p.element.bytes)
+    most = target.limits.max_workgroup
     if p.rows >= 8 * units:
         sizes = (128, 256)
     elif 2 * p.rows > units or p.rows * p.width >= units * 256 * elements:
         sizes = (512, 256)
     else:
         sizes = (256, 512)
+        if p.width <= ALONE * most * elements:
+            yield _blocks(most_k, most, elements, 1)
     for threads in sizes:
-        parts = parts_of(p, target, threads, threads * elements)
-        yield (
-            TopKConfig("block", most_k, 0, threads, 1, elements, THREADS // threads, parts > 1, parts),
-            f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time",
-        )
+        yield _blocks(most_k, threads, elements, parts_of(p, target, threads * elements))
+
+
+def _blocks(most_k: int, threads: int, elements: int, parts: int) -> tuple[TopKConfig, str]:
+    resident = max(1, THREADS // threads)
+    return (
+        TopKConfig("block", most_k, 0, threads, 1, elements, resident, parts > 1, parts),
+        f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time",
+    )
 
 
 def _select(p: TopKProblem, target):
-    most_k = MOST_K if p.k > MOST_K // 4 else MOST_K // 4
-    threads = target.limits.max_workgroup
-    for elements in (8, 16):
-        chunk = threads * elements
-        parts = min(parts_of(p, target, threads, chunk), max(1, p.width // (2 * max(chunk, p.k))))
+    most_k = next(n for n in SELECT_K if p.k <= n)
+    for threads in (target.limits.max_workgroup, target.limits.max_workgroup // 2):
+        chunk = threads * SELECTED
+        parts = min(parts_of(p, target, chunk), max(1, p.width // (2 * max(chunk, p.k))))
         yield (
-            TopKConfig("select", most_k, 0, threads, 1, elements, 1, parts > 1, parts),
-            f"{parts} workgroups of {threads} threads a row; the board holds a chunk of {chunk}",
+            TopKConfig("select", most_k, 0, threads, 1, SELECTED, max(1, THREADS // threads), parts > 1, parts),
+            f"{parts} workgroups of {threads} threads a row, {SELECTED} elements a thread at a time",
         )
