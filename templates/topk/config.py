@@ -25,6 +25,7 @@ class TopKConfig:
     resident        workgroups that shall fit on a compute unit: registers are limited for it (sm_90a)
     split           a row may be given to `parts` workgroups, the last of which merges: needs a workspace
     parts           workgroups a row, an argument of the launch
+    cluster         workgroups of a cluster that share a row (sm_90a): they need neither workspace nor parts
     threads         x86: at most so many share the rows (or parts), an argument of the launch
     """
 
@@ -38,12 +39,15 @@ class TopKConfig:
     split: bool = False
     parts: int = 1
     threads: int = 1
+    cluster: int = 1
 
     def __post_init__(self):
         if self.family not in FAMILIES:
             raise ValueError(f"{self}: the families are {', '.join(FAMILIES)}")
         if self.parts < 1 or (self.parts > 1 and not self.split):
             raise ValueError(f"{self}: {self.parts} workgroups a row; a configuration that is not split has one")
+        if self.cluster < 1 or (self.cluster > 1 and self.split):
+            raise ValueError(f"{self}: a row is shared by a cluster's workgroups or by those of any, not by both")
 
     def serves(self, width: int, k: int) -> bool:
         """Whether its code may be launched on rows of this width for this k."""

@@ -35,19 +35,21 @@ def best_of(k: Kernel, order: Order, vectors: list[Value]) -> Value:
 def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     k.of_target.beside = cfg.resident
     given, order = Given.declare(k, p, cfg), Order.short(p.largest, p.element)
-    k.grid = ((Extent("rows"), *((Extent("parts"),) if cfg.split else ())),)
+    among = (Extent("parts"),) if cfg.split else (Extent(cfg.cluster),) if cfg.cluster > 1 else ()
+    k.grid, k.cluster = ((Extent("rows"), *among),), cfg.cluster
     width, want = given["width"].to(u32), given["k"].to(u32)
     vector, threads, thread = vector_of(p), cfg.workgroup_size, k.thread.to(u32)
     chunk = threads * cfg.elements
 
     # prologue: this workgroup's part of a row, [begin, end) in whole vectors, and what its threads share
     group = k.workgroup_id().to(u32)
-    parts = given["parts"].to(u32) if cfg.split else number(1)
-    row, part = (group // parts, group % parts) if cfg.split else (group, number(0))
+    shares = cfg.split or cfg.cluster > 1
+    parts = given["parts"].to(u32) if cfg.split else number(cfg.cluster)
+    row, part = (group // parts, group % parts) if shares else (group, number(0))
     x, values, indices = (given.row(name, row) for name in ("x", "values", "indices"))
     vectors = width // vector * vector
     begin, end = number(0), vectors
-    if cfg.split:
+    if shares:
         span = (width + (parts * chunk - 1)) // (parts * chunk) * chunk
         begin = minimum(part * span, vectors)
         end = minimum(begin + span, vectors)
@@ -146,7 +148,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     if vector > 1:  # the elements after the last whole vector: the last part's
         mine = vectors < width
 
-        @k.when(mine & (part + 1).equals(parts) if cfg.split else mine)
+        @k.when(mine & (part + 1).equals(parts) if shares else mine)
         def _():
             at = vectors + thread
             here = at < width
@@ -158,7 +160,11 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         def _():
             write_result(k, order, x, values, indices, rank, e)
 
-    if cfg.split:
+    if cfg.cluster > 1:
+        from .gpu_cluster import gather
+
+        gather(shared, to_results)
+    elif cfg.split:
         merge(shared, given["workspace"], row, part, parts, to_results)
     else:
         shared.finish(to_results)

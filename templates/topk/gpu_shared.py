@@ -32,7 +32,7 @@ class Sizes:
     def capacity(self) -> int:
         c, most = self.config, self.most(self.config.most_k)
         block = min(most, c.workgroup_size) * c.elements  # from a chunk: a search sees to it
-        more = max(most if c.family == "select" else block, MERGED * c.workgroup_size if c.split else 0)
+        more = max(most if c.family == "select" else block, MERGED * c.workgroup_size if c.split or c.cluster > 1 else 0)
         return self.kept(c.most_k) + more
 
 
