@@ -124,17 +124,6 @@ def cluster_barrier() -> None:
     nvvm("cluster.wait")
 
 
-def cluster_exchange() -> None:
-    """All threads of all workgroups of the cluster meet, and see what the others wrote to shared memory before."""
-    nvvm("cluster.arrive", aligned=True)
-    nvvm("cluster.wait", aligned=True)
-
-
-def of_workgroup(shared_pointer, workgroup: Value):
-    """A pointer to the same place in the shared memory of another workgroup of the cluster."""
-    return nvvm("mapa", shared_pointer, workgroup.to(i32), result=pointer(7))
-
-
 def give_registers(to: int) -> None:
     """This warpgroup keeps `to` registers a thread (a multiple of 8, 24 to 256) and gives the rest up.
 

@@ -32,8 +32,6 @@ def build(problem: TopKProblem, config: TopKConfig, target) -> CodeObject:
         reason = f"the configuration serves k up to {config.most_k} and width up to {most}"
     if reason is None and (config.family == "scan") != (target.name == "x86"):
         reason = f"the family {config.family!r} is not for this target"
-    if reason is None and config.cluster > 1 and target.name != "sm90a":
-        reason = "clusters of workgroups are sm90a's"
     if reason is not None:
         raise ValueError(f"no top-k kernel for {problem} on {target.name}: {reason}")
     source = {

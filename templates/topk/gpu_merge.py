@@ -76,7 +76,7 @@ def merge(
                     shared.board.add(e, w)
                 k.barrier()
 
-                @k.when(shared.board.count > shared.kept, carry=limits)
+                @k.when(shared.board.count >= want, carry=limits)
                 def cut(_):
                     return shared.cut()
 

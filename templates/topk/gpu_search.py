@@ -15,7 +15,8 @@ from flykernels.layout import Layout
 
 from .order import ALL, NOBODY
 
-COUNTED = 2  # words of counts that a round sums up: each makes rounds fewer, and each longer
+PIVOTS = 3  # that a round counts at least: each makes rounds fewer, and each longer
+MOST_WORDS = 2  # of counts
 
 Fold = Callable  # fold(start, f): f(f(start, key), key) ... over this thread's keys; key 0 is none
 
@@ -33,7 +34,7 @@ class Searches:
     """Shared memory of `n` searches. `clear()` before they are used, and a barrier after it; between a search's end and
     the next `clear()` lies another barrier."""
 
-    WORDS = 2 + TALLY_WORDS * COUNTED  # least and greatest key, and a tally's
+    WORDS = 2 + TALLY_WORDS * MOST_WORDS  # least and greatest key, and a tally's
 
     def __init__(self, k: Kernel, n: int):
         self.k, self.n = k, n
@@ -55,7 +56,7 @@ class Search:
 
     def __init__(self, k: Kernel, words: View):
         self.k, self.ends = k, words
-        self.tally = Tally(k, u32, words.at(2), COUNTED)
+        self.tally = Tally(k, u32, words.at(2), MOST_WORDS)
 
     def __call__(self, fold: Fold, highest: int, want: Value, most: Value) -> tuple[Value, Value, Value]:
         """(T, how many keys are >= T, how many are > T where the first is above `most`).
@@ -75,7 +76,8 @@ class Search:
         k.barrier()
         bits = highest.bit_length()  # of a count
         in_word = 32 // bits
-        pivots = in_word * COUNTED
+        counted = min(MOST_WORDS, -(-PIVOTS // in_word))
+        pivots = in_word * counted
 
         @k.repeat(
             carry=(self.ends.get(0), self.ends.get(1), number(ALL), number(0), number(0)),
@@ -89,7 +91,7 @@ class Search:
             reached = lambda x, j: select(x >= at[j], number(1 << bits * (j % in_word)), number(0))
             words = [range(first, first + in_word) for first in range(0, pivots, in_word)]
             add = lambda n, x: tuple(sum((reached(x, j) for j in js), so_far) for so_far, js in zip(n, words))
-            totals = self.tally.sums(fold((number(0),) * COUNTED, add), slot)
+            totals = self.tally.sums(fold((number(0),) * counted, add), slot)
             counts = [(total >> bits * j) & ((1 << bits) - 1) for total in totals for j in range(in_word)]
             for pivot, n in zip(at, counts):
                 low, count = select(n >= want, pivot, low), select(n >= want, n, count)

@@ -18,7 +18,7 @@ SHORT_WORKGROUP = 128  # threads
 THREADS = 1024  # of resident workgroups on a compute unit, with 64 registers each
 LOADS = 4  # of 16 bytes that a thread has in flight
 ENTRY = 8  # bytes of a candidate
-ALONE = 2  # chunks of a row that one workgroup walks in no more time than several need to meet
+HELD = 128  # bytes of a row that a thread may hold, as f32
 SELECT_K = (512, 1024, 2048, MOST_K)  # classes of large k
 SELECTED = 8  # elements of a chunk that a thread holds where all of them are counted
 
@@ -28,7 +28,7 @@ def configurations(p: TopKProblem, target) -> Space:
     space = Space()
 
     def offer(config: TopKConfig, reason: str) -> None:
-        shared = (Sizes(config).capacity + WIDEST) * ENTRY if config.family != "rows" else 0
+        shared = (Sizes(config).capacity + WIDEST) * ENTRY if config.family in ("block", "select") else 0
         if shared > target.limits.shared_bytes:
             limit = f"{shared} bytes of shared memory; {target.name} has {target.limits.shared_bytes} a workgroup"
             space.dropped.append(Dropped(config, limit))
@@ -59,45 +59,55 @@ def _short(p: TopKProblem, family: str, lanes: int) -> TopKConfig:
 
 
 def parts_of(p: TopKProblem, target, chunk: int) -> int:
-    """Workgroups a row: enough for two on every compute unit, each with half a chunk at least."""
+    """Workgroups a row: one for each chunk, if the device has so many compute units for it."""
     units = target.limits.compute_units
-    wanted = 2 * units // p.rows if 2 * p.rows <= units else 1
-    return max(1, min(wanted, units, 2 * p.width // chunk)) if p.rows <= MOST_SPLIT_ROWS else 1
+    return max(1, min(units // p.rows, -(-p.width // chunk))) if p.rows <= MOST_SPLIT_ROWS else 1
 
 
 def _block(p: TopKProblem, target):
     """Many rows: small workgroups, so that some compute while others wait. Fewer: all a compute unit's threads at one
-    or two rows. Few: a large workgroup a row where it needs few turns, as there is nothing to merge; else rows in parts,
-    short ones in small workgroups, whose barriers are quick."""
+    or two rows. Few: one workgroup that holds a whole row, as there is nothing to merge; else rows in parts of about a
+    chunk."""
     most_k, units = SHORT_K if p.k <= SHORT_K else MIDDLE_K, target.limits.compute_units
-    elements = LOADS * (WIDEST // p.element.bytes)
-    most = target.limits.max_workgroup
-    if p.rows >= 8 * units:
-        sizes = (128, 256)
-    elif 2 * p.rows > units or p.rows * p.width >= units * 256 * elements:
-        sizes = (512, 256)
-    else:
-        sizes = (256, 512)
-        if p.width <= ALONE * most * elements:
-            yield _blocks(most_k, most, elements, 1)
-    for threads in sizes:
-        yield _blocks(most_k, threads, elements, parts_of(p, target, threads * elements))
+    most, elements = target.limits.max_workgroup, LOADS * (WIDEST // p.element.bytes)
+    short = p.width <= most * elements // 2
+    if p.rows > units // 2:
+        many = p.rows >= 8 * units
+        for threads in ((128, 256) if short else (256, 128)) if many else ((256, 512) if short else (512, 256)):
+            yield _blocks(p, most_k, threads, elements, 1)
+        return
+    held = HELD // 4
+    threads = next((n for n in (most // 4, most // 2, most) if p.width <= n * held), None)
+    if threads is not None:
+        yield _blocks(p, most_k, threads, max(vector_of(p), power_of_two(-(-p.width // threads))), 1, held=True)
+    for threads, some in ((most // 2, elements), (most // 4, elements // 2), (most // 4, elements)):
+        if some >= vector_of(p):
+            yield _blocks(p, most_k, threads, some, parts_of(p, target, threads * some))
 
 
-def _blocks(most_k: int, threads: int, elements: int, parts: int) -> tuple[TopKConfig, str]:
-    resident = max(1, THREADS // threads)
-    return (
-        TopKConfig("block", most_k, 0, threads, 1, elements, resident, parts > 1, parts),
-        f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time",
-    )
+def _blocks(p: TopKProblem, most_k: int, threads: int, elements: int, parts: int, held: bool = False):
+    resident, width = max(1, THREADS // threads), threads * elements if held else 0
+    config = TopKConfig("block", most_k, width, threads, 1, elements, 1, resident, parts > 1, parts)
+    if held:
+        return config, f"{threads} threads hold a row of up to {width} elements"
+    return config, f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time"
 
 
 def _select(p: TopKProblem, target):
-    most_k = next(n for n in SELECT_K if p.k <= n)
-    for threads in (target.limits.max_workgroup, target.limits.max_workgroup // 2):
-        chunk = threads * SELECTED
+    """As many groups as there are twice the results, or more: then few elements are better than the threshold without
+    being wanted."""
+    most_k, most = next(n for n in SELECT_K if p.k <= n), target.limits.max_workgroup
+    for threads in (most, most // 2):
+        groups = max(1, 2 * most_k // threads)
+        held = max(groups, vector_of(p), power_of_two(-(-p.width // threads)))
+        if held * 4 <= HELD:
+            config = TopKConfig("select", most_k, threads * held, threads, 1, held, groups, max(1, THREADS // threads))
+            yield config, f"{threads} threads hold a row of up to {config.most_width} elements"
+        elements = max(SELECTED, groups)
+        chunk = threads * elements
         parts = min(parts_of(p, target, chunk), max(1, p.width // (2 * max(chunk, p.k))))
+        resident = max(1, THREADS // threads)
         yield (
-            TopKConfig("select", most_k, 0, threads, 1, SELECTED, max(1, THREADS // threads), parts > 1, parts),
-            f"{parts} workgroups of {threads} threads a row, {SELECTED} elements a thread at a time",
+            TopKConfig("select", most_k, 0, threads, 1, elements, groups, resident, parts > 1, parts),
+            f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time",
         )
