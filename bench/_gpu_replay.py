@@ -12,7 +12,7 @@ import torch
 GRAPH_US = 300.0  # that a graph lasts at least, so that its own launch does not count
 MOST_CALLS = 64
 ROUNDS = 11
-PLAIN_CALLS, PLAIN_ROUNDS = 100, 5
+PLAIN_CALLS, PLAIN_US = 100, 5000.0  # calls in a row, or as many as take so long
 
 
 def times_for(call_us: float) -> int:
@@ -53,12 +53,15 @@ def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int = ROUN
 
 def plain_us(call: Callable[[], Any]) -> float:
     """Microseconds of a call in a row of calls, until the device has finished them all."""
-    times = []
-    for _ in range(PLAIN_ROUNDS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(PLAIN_CALLS):
-            call()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e6 / PLAIN_CALLS)
-    return statistics.median(times)
+    call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    once = (time.perf_counter() - start) * 1e6
+    times = max(5, min(PLAIN_CALLS, int(PLAIN_US / once)))
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e6 / times

@@ -19,13 +19,15 @@ import torch.nn.functional as F
 
 from bench._rms_norm_direct import EPS, Direct, wrong
 from bench.common import Report, geomean, parser
+from inductor_plugin.eager_rms_call import compare as compare_results
 
 ROWS, WIDTHS = (1, 64, 1024, 8192), (1024, 4096, 7168, 8192, 16384)
 SHAPES = tuple((r, w) for r in ROWS for w in WIDTHS) + ((314, 4096), (32768, 512))
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 BARS = {"cpu": (2.5, 0.95), "cuda": (1.6, 0.97)}  # geometric mean, least ratio
 LARGE_BYTES, COPY_BAR = 64 << 20, 0.92  # from this size of x on, the least part of the copy's rate
-SAMPLE, ROUNDS, LEAST_ROUNDS, LONGEST = 200e-6, 25, 5, 1.0  # seconds a turn, rounds, seconds of a measurement
+SAMPLE, ROUNDS, LEAST_ROUNDS, LONGEST = 200e-6, 25, 5, 0.7  # seconds a turn, rounds, seconds of a measurement
+PLAIN_ROUNDS = 9  # on a GPU
 CHECKED_BYTES = 1 << 25  # of x, at most, of which all rows are compared with float64; of larger ones the last rows
 
 
@@ -35,22 +37,26 @@ def main(argv: list[str]) -> int:
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--dtype", choices=list(DTYPES), nargs="*", default=list(DTYPES))
     options.add_argument("--call", choices=("eager", "direct"), default="eager")
+    options.add_argument("--gradient", action="store_true", help="forward and backward, of x and weight")
     options.add_argument("--rows", type=int, nargs="*", help="only these numbers of rows")
     options.add_argument("--threads", type=int, help="threads of both, on the CPU (default: torch's)")
     options = options.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("rms-norm: --device cuda needs a GPU that torch can use")
         return 2
+    if options.gradient and options.call == "direct":
+        print("rms-norm: --gradient goes by --call eager")
+        return 2
     if options.threads:
         torch.set_num_threads(options.threads)
     report = Report("rms-norm", "measured on H200" if options.device == "cuda" else "measured on CPU")
     compare, ratios, plain, rates = (_cuda if options.device == "cuda" else _cpu), [], [], []
     mean, least = BARS[options.device]
-    with torch.inference_mode():
+    with torch.inference_mode(not options.gradient):
         for dtype in options.dtype:
             for rows, width in SHAPES:
                 if not options.rows or rows in options.rows:
-                    row = compare(dtype, rows, width, options.call)
+                    row = compare(dtype, rows, width, options.call, options.gradient)
                     report.row(dtype=dtype, rows=rows, width=width, **row)
                     ratios.append(row["ratio"])
                     plain.append(row.get("plain_ratio", row["ratio"]))
@@ -64,19 +70,26 @@ def main(argv: list[str]) -> int:
         if rates:
             report.bar("least part of the copy's rate from 64 MiB on", min(rates), at_least=COPY_BAR)
     how = "graph replay and plain launches" if options.device == "cuda" else f"{torch.get_num_threads()} threads"
-    report.note(f"us a call, medians; {how}; {options.call} calls; weight of x's dtype; torch {torch.__version__}.")
+    what = "forward and backward" if options.gradient else "forward"
+    report.note(f"us a call, medians; {what}; {how}; {options.call} calls; weight of x's dtype; torch {torch.__version__}.")
     return report.close(options.json)
 
 
 class Contest:
     """Two calls of one operator on the same operands: ATen's, and ours within `on()`."""
 
-    def __init__(self, dtype: str, rows: int, width: int, call: str, device: str):
+    def __init__(self, dtype: str, rows: int, width: int, call: str, device: str, gradient: bool):
         make = torch.Generator(device).manual_seed(0)
         draw = lambda *shape: torch.randn(*shape, generator=make, device=device, dtype=torch.float32).to(DTYPES[dtype])
         self.x, self.weight = draw(rows, width), draw(width)
         self.aten = lambda: F.rms_norm(self.x, (width,), self.weight, EPS)
         self.name = ""
+        check, forward = None, self.aten
+        if gradient:
+            dy = draw(rows, width)
+            self.x, self.weight = self.x.requires_grad_(), self.weight.requires_grad_()
+            self.aten = lambda: torch.autograd.grad(forward(), (self.x, self.weight), dy)
+            check = self.aten()
         if call == "direct":
             direct = Direct(dtype, self.x, self.weight)
             self.ours, self.name, self.switch = direct.best(), direct.name, lambda on: contextlib.nullcontext()
@@ -86,18 +99,20 @@ class Contest:
         with self.switch(True):
             self.ours()  # the tuning cache may have to measure first
             some = slice(None) if self.x.nbytes <= CHECKED_BYTES else slice(-64, None)
-            error = wrong(dtype, self.x[some], self.weight, self.ours()[some])
+            y = forward() if gradient else self.ours()
+            error = wrong(dtype, self.x[some].detach(), self.weight.detach(), y[some].detach())
+            if check is not None:
+                compare_results(self.ours(), check, width, rows)
         if not error <= 1:
             raise AssertionError(f"{dtype} {rows}x{width}: {error:.3g} times the error that rounding explains")
 
 
-def _cpu(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
-    contest, seconds = Contest(dtype, rows, width, call, "cpu"), {}
+def _cpu(dtype: str, rows: int, width: int, call: str, gradient: bool) -> dict[str, Any]:
+    contest, seconds = Contest(dtype, rows, width, call, "cpu", gradient), {}
     ways = {False: contest.aten, True: contest.ours}
     for on, way in ways.items():
         with contest.switch(on):
-            way()
-            seconds[on] = _seconds(way, 1)
+            seconds[on] = min(_seconds(way, 1) for _ in range(2))
     turns = {on: max(1, int(SAMPLE / max(s, 1e-7))) for on, s in seconds.items()}
     total = sum(max(s, SAMPLE) for s in seconds.values())
     rounds, seen = max(LEAST_ROUNDS, min(ROUNDS, int(LONGEST / total))), []
@@ -105,7 +120,8 @@ def _cpu(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
         times = {}
         for on, way in ways.items():
             with contest.switch(on):
-                way()  # the first after switching looks things up
+                if turns[on] > 1:
+                    way()  # the first after switching looks things up
                 times[on] = _seconds(way, turns[on])
         seen.append(times)
     theirs, ours = (statistics.median(t[on] for t in seen) * 1e6 for on in (False, True))
@@ -119,19 +135,26 @@ def _seconds(call: Callable[[], Any], times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
-def _cuda(dtype: str, rows: int, width: int, call: str) -> dict[str, Any]:
+def _cuda(dtype: str, rows: int, width: int, call: str, gradient: bool) -> dict[str, Any]:
     from bench import _gpu_replay as cuda
 
-    contest = Contest(dtype, rows, width, call, "cuda")
+    contest = Contest(dtype, rows, width, call, "cuda", gradient)
     target = torch.empty_like(contest.x)
     guess = max(3.0, 2 * contest.x.nbytes / 4e6)  # us
-    graphs, plain = {}, {}
-    for on, way in ((False, contest.aten), (True, contest.ours)):
+    graphs, plain = {}, []
+    ways = {False: contest.aten, True: contest.ours}
+    for on, way in ways.items():
         with contest.switch(on):
             graphs[on] = cuda.repeated(way, guess)
-            plain[on] = cuda.plain_us(way)
+    for _ in range(PLAIN_ROUNDS):  # in turn: what else the host does falls on both
+        times = {}
+        for on, way in ways.items():
+            with contest.switch(on):
+                times[on] = cuda.plain_us(way)
+        plain.append(times)
     copy = cuda.repeated(lambda: target.copy_(contest.x), guess)
     theirs, ours, copied = cuda.replay_us([graphs[False], graphs[True], copy])
     row = {"aten_us": theirs, "ours_us": ours, "copy_us": copied, "ratio": theirs / ours, "of_copy": copied / ours}
-    row |= {"plain_aten_us": plain[False], "plain_us": plain[True], "plain_ratio": plain[False] / plain[True]}
+    row |= {f"plain_{name}": statistics.median(t[on] for t in plain) for name, on in (("aten_us", False), ("us", True))}
+    row["plain_ratio"] = statistics.median(t[False] / t[True] for t in plain)
     return row | ({"kernel": contest.name} if contest.name else {})

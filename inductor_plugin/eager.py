@@ -200,9 +200,11 @@ def _install_rms_norm(installed: _Installed, device: Any, key: str) -> None:
     rms = _made.get(f"rms_norm {key}")
     if rms is None:
         rms = _made[f"rms_norm {key}"] = RMSNorm(device, forward, backward)
+    if _open_rms_norm(installed, device, key, rms):
+        installed.served |= dict.fromkeys((FORWARD, BACKWARD), "ours where measured to be faster")
+        return
     library = _library(installed)
-    if device.target == "x86" or not _open_rms_norm(installed, device, key):
-        library.impl("_fused_rms_norm", rms.forward, key, with_keyset=True)
+    library.impl("_fused_rms_norm", rms.forward, key, with_keyset=True)
     library.impl("_fused_rms_norm_backward", rms.backward, key, with_keyset=True)
     if backward is None:
         # ATen composes the operator on this device, and autograd sees through it. With a kernel of ours there, autograd
@@ -210,15 +212,17 @@ def _install_rms_norm(installed: _Installed, device: Any, key: str) -> None:
         if rms.derivative is None:
             rms.derivative = private.kernel_of(FORWARD, f"Autograd{key}")
         library.impl("_fused_rms_norm", rms.route, f"Autograd{key}", with_keyset=True)
-    installed.served |= dict.fromkeys((FORWARD, BACKWARD), "ours where measured to be faster")
+    installed.served |= dict.fromkeys((FORWARD, BACKWARD), "ours where measured to be faster, looked up in Python")
 
 
-def _open_rms_norm(installed: _Installed, device: Any, key: str) -> bool:
-    """The forward of a GPU without Python in a call; False where this torch or driver lacks what that needs."""
-    from .eager_rms_door import GpuRMSNormForward
+def _open_rms_norm(installed: _Installed, device: Any, key: str, rms: Any) -> bool:
+    """RMSNorm without Python in a call; False where this torch or a driver lacks what that needs."""
+    from .eager_rms_door import GpuRMSNorm
+    from .eager_rms_host import HostRMSNorm
 
     try:
-        made = _made.get(f"rms_norm door {key}") or GpuRMSNormForward(device)
+        made = _made.get(f"rms_norm door {key}")
+        made = made or (HostRMSNorm(rms) if device.target == "x86" else GpuRMSNorm(device, rms))
         made.door.open()
     except Exception as e:
         log.info("rms_norm on %s is looked up in Python: %s: %s", key, type(e).__name__, e)

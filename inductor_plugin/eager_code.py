@@ -99,8 +99,8 @@ def takes_workspace(codes: Codes) -> bool:
     return any(a.name == "workspace" for code in codes for a in code.arguments) and not codes[0].workspace
 
 
-def door(template: str, builder: str, *arguments: Any) -> CodeObject:
-    """A door's code object, from the store, or built by targets/BUILDER.py and stored."""
+def door(template: str, builder: str, *arguments: Any, function: str = "build") -> CodeObject:
+    """A door's code object, from the store, or built by a function of targets/BUILDER.py and stored."""
     import importlib
     from dataclasses import replace
 
@@ -109,7 +109,7 @@ def door(template: str, builder: str, *arguments: Any) -> CodeObject:
     from .fingerprint import versions
 
     key = Key(
-        "eager door", {"operator": template, "arguments": list(arguments)}, {"arch": "x86-64"}, versions(template)
+        "eager door", {"operator": template, "arguments": [function, *arguments]}, {"arch": "x86-64"}, versions(template)
     )
     store = settings.store()
     entry = store.lookup(key)
@@ -117,7 +117,7 @@ def door(template: str, builder: str, *arguments: Any) -> CodeObject:
     code = store.load(best.artefact) if best is not None and best.artefact else None
     if code is None:
         counters["compiles"] += 1
-        code = importlib.import_module(f"flykernels.targets.{builder}").build(*arguments)
+        code = getattr(importlib.import_module(f"flykernels.targets.{builder}"), function)(*arguments)
         made = Timing("door", None, {}, store.add(code))
         store.update(key, lambda e: replace(e.with_timing(made), winner="door", source="compiled"))
     return code

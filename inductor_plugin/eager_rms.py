@@ -11,6 +11,7 @@ serves go on to ATen's derivative of the fused operator (which calls our backwar
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -49,6 +50,19 @@ FORWARD, BACKWARD = "aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"
 PLANS_MOST = 4096  # kept at a time; a program with more shapes starts over
 MISSING = object()
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+_serving: dict[str, Callable] = {}  # by dispatch key
+
+
+SCHEMA = (
+    "_rms_norm_backward(Tensor dy, Tensor x, int[] shape, Tensor rstd, Tensor? weight, bool[2] mask) -> (Tensor, Tensor)"
+)  # what doors call for gradients that are Python's
+
+
+@functools.cache
+def _library() -> Any:
+    library = torch.library.Library("flykernels", "FRAGMENT")
+    library.define(SCHEMA)
+    return library
 
 
 class RMSNorm:
@@ -68,6 +82,18 @@ class RMSNorm:
         self.current_device, self.level = names.current_device, names.forward_ad
         self.modes, self.interpreter = names.dispatch_modes, names.functorch_level
         self.threads = torch.get_num_threads
+
+    def serve_doors(self) -> None:
+        """Doors find `backward` as an operator of their device."""
+        names, key = private.eager(), self.device_key
+        keys = names.DispatchKeySet(getattr(names.DispatchKey, key))
+        if key not in _serving:
+            _library().impl("_rms_norm_backward", lambda *operands: _serving[key](*operands), key)
+        _serving[key] = lambda *operands: self.backward(keys, *operands)
+
+    @property
+    def device_key(self) -> str:
+        return "CPU" if self.on_cpu else "CUDA"
 
     # -- what the dispatcher calls
     def route(self, keys: Any, x: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
@@ -323,10 +349,8 @@ class RMSNorm:
     ) -> Callable:  # fmt: skip
         """plan(dy, x, rstd, weight) -> (dx, dweight)."""
         kernel = self._kernel_problem(problem)
-        one_of = None if artefact and "|" in artefact else artefact
-        if artefact and "|" in artefact:  # with the weight's gradient | without
-            one_of = artefact.split("|")[0 if problem.weight_gradient or problem.weight_dtype == "none" else 1]
-        codes = eager_code.codes_for("rms_norm", kernel, config, self.device.target, one_of)
+        digests = self.gradient_digests(problem, artefact)
+        codes = eager_code.codes_for("rms_norm", kernel, config, self.device.target, digests)
         launch, empty = eager_code.launcher(codes), self.empty
         chosen = config_from_key(self.device.target, config)
         parts = chosen.parts_for(rows, width, torch.get_num_threads() if self.on_cpu else 1)
@@ -364,9 +388,9 @@ class RMSNorm:
 
         return getattr(targets, self.device.target)
 
-    def _wait(self) -> None:
-        if not self.on_cpu:
-            torch.cuda.synchronize()
+    @property
+    def _wait(self) -> Callable[[], None] | None:
+        return None if self.on_cpu else torch.cuda.synchronize
 
     def _measure(
         self, case: Any, key: tuple, call: Call, x: Any, shape: Any, weight: Any, eps: float | None, grad: bool
@@ -382,7 +406,7 @@ class RMSNorm:
                 artefact = eager_code.artefact_of(codes)
                 if self.on_cpu and grad:
                     config["backward"] = config["forward"]
-                    artefact += "|" + self._build_gradients(problem, config["backward"], target)
+                    artefact += "|" + self.build_gradients(problem, config["backward"], target)
                     _, _, digests = artefact.partition("|")
                     self.known[(problem.dtype, problem.weight_dtype)] = (config["backward"], digests)
                 plan = self.bind(call, config["forward"], codes)
@@ -400,7 +424,7 @@ class RMSNorm:
 
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad):
             if grad:
-                run = self._training_step(x, shape, weight, eps)
+                run = self.training_step(x, shape, weight, eps)
             else:
                 run = lambda: torch.rms_norm(x, list(shape), weight, eps)
             aten()
@@ -408,18 +432,25 @@ class RMSNorm:
             check = lambda: compare(run(), want, call.width, call.rows)
             return eager_gate.contest(case, candidates, run, aten, check, self._wait)
 
-    def _build_gradients(self, problem: RMSNormProblem, config: dict, target: Any) -> str:
+    def build_gradients(self, problem: RMSNormProblem, config: dict, target: Any) -> str:
         """Digests of the backward kernels that a forward call may need: with the weight's gradient | without."""
-        weighted = problem.weight_dtype != "none"
-        made = []
-        for weight_gradient in (True, False) if weighted else (False,):
-            p = replace(problem, direction="backward", rstd=False, weight_gradient=weight_gradient)
-            made.append(
-                eager_code.artefact_of(eager_code.codes_for("rms_norm", self._kernel_problem(p), config, target.name))
-            )
-        return "|".join(made)
+        problems = [self.gradient_problem(problem, wanted) for wanted in (True, False)]
+        made = [eager_code.codes_for("rms_norm", p.canonical(self.device), config, target.name) for p in problems]
+        return "|".join(map(eager_code.artefact_of, made[: 1 if problem.weight_dtype == "none" else 2]))
 
-    def _training_step(self, x: Any, shape: Any, weight: Any, eps: float | None) -> Callable:
+    @staticmethod
+    def gradient_problem(problem: RMSNormProblem, weight_gradient: bool) -> RMSNormProblem:
+        wanted = weight_gradient and problem.weight_dtype != "none"
+        return replace(problem, direction="backward", rstd=False, weight_gradient=wanted)
+
+    @staticmethod
+    def gradient_digests(problem: RMSNormProblem, digests: str | None) -> str | None:
+        """Those of a backward problem among what `build_gradients` returned."""
+        if not digests or "|" not in digests:
+            return digests or None
+        return digests.split("|")[0 if problem.weight_gradient or problem.weight_dtype == "none" else 1]
+
+    def training_step(self, x: Any, shape: Any, weight: Any, eps: float | None) -> Callable:
         leaf = x.detach().requires_grad_()
         own = weight.detach().requires_grad_() if weight is not None else None
         dy = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)

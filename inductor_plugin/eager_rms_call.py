@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from flykernels.dtypes import f32
+from flykernels.launch import torch_door
 from templates.rms_norm.problem import DTYPES, RMSNormProblem
 
 from .eager_gate import Wrong, bucket
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+TYPES = {name: dtype for dtype, name in NAMES.items()}
+NUMBERS = {torch_door.F32: torch.float32, torch_door.BF16: torch.bfloat16, torch_door.F16: torch.float16}
 ROUNDINGS, GROWTH = (
     24,
     4.0,

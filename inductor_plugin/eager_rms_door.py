@@ -1,4 +1,4 @@
-"""The table behind the door for RMSNorm's forward on GPUs: a small RMSNorm takes the GPU less time than Python takes to
+"""The table behind the door for RMSNorm on GPUs: a small RMSNorm takes the GPU less time than Python takes to
 look at its operands, so that machine code does (`flykernels.launch.torch_library.RmsNormDoor`)."""
 
 from __future__ import annotations
@@ -11,50 +11,60 @@ from typing import Any
 import torch
 
 from flykernels.launch import torch_door
-from templates.rms_norm.config import config_from_key
+from templates.rms_norm.config import GpuConfig, config_from_key
 from templates.rms_norm.problem import RMSNormProblem
 from templates.rms_norm.space import configurations
 
 from . import eager_code, eager_gate
 from .devices import Device
 from .eager_gate import Candidate
-from .eager_rms_call import NAMES, case_of, compare, name_of
+from .eager_rms import RMSNorm
+from .eager_rms_call import NAMES, NUMBERS, TYPES, case_of, compare, name_of
 
 log = logging.getLogger(__name__)
 
-NUMBERS = {torch_door.F32: torch.float32, torch_door.BF16: torch.bfloat16, torch_door.F16: torch.float16}
 LAUNCH = {"sm90a": ("libcuda.so.1", "cuLaunchKernel"), "gfx950": ("libamdhip64.so", "hipModuleLaunchKernel")}
 DEVICE_TYPE = {"CPU": 0, "CUDA": 1}  # DeviceType's numbers (c10/core/DeviceType.h); HIP devices are CUDA's to torch
 LIBRARIES = ("libtorch_cuda.so", "libtorch_hip.so")  # where ATen's function and the current stream are
 EPS = 1e-6  # of calls that are measured
+MOST_LAUNCHES = 3  # of a kernel
+WIDE = 16  # bytes: alignment that the widest loads want
 
 
-class GpuRMSNormForward:
-    """aten::_fused_rms_norm on a GPU, behind a door. LaunchError where torch or the driver lack what it needs."""
+class GpuRMSNorm:
+    """aten::_fused_rms_norm and its backward on a GPU, behind a door. LaunchError where torch or the driver lack what
+    it needs.
 
-    def __init__(self, device: Device, door: Any = None):
-        self.device = device
+    rms: what serves the gradients that the door does not"""
+
+    def __init__(self, device: Device, rms: RMSNorm, door: Any = None):
+        self.device, self.rms = device, rms
         self.door = door or _door(device, self.resolve)
         self.kernels: dict[tuple[str, int], Any] = {}
+        rms.serve_doors()
 
     def resolve(self, width: int, exponent: int, code: int, rows: int) -> str | None:
         """Puts a slot for a call that the table does not know; a message that the call is to fail with, or None."""
         dtype, weight = NUMBERS[code & 0xFF], NUMBERS.get(code >> torch_door.WEIGHT_SHIFT & 0xFF)
-        align, number = code >> torch_door.ALIGN_SHIFT & 0xFFFF, code >> torch_door.DEVICE_SHIFT
+        align, number = code >> torch_door.ALIGN_SHIFT & 0xFF, code >> torch_door.DEVICE_SHIFT
+        back, weight_gradient = (
+            bool(code >> bit & 1) for bit in (torch_door.BACKWARD_BIT, torch_door.WEIGHT_GRADIENT_BIT)
+        )
         put = lambda state, **how: self.door.put(width, exponent, code, state, **how)
         p = RMSNormProblem(
             width, NAMES[dtype], NAMES[weight] if weight else "none", rstd=True,
             align=max(align, dtype.itemsize), rows_hint=rows,
         )  # fmt: skip
+        p = self.rms.gradient_problem(p, weight_gradient) if back else p
         if p.why_not(self.device):
             put(torch_door.ATEN)
             return None
-        case = eager_gate.key_for("rms_norm", "rms_norm", case_of(p, False, False), self.device)
+        case = self.case(p)
         try:
             may = not torch.cuda.is_current_stream_capturing()
-            decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, rows, number), may)
+            decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, number), may)
             if decided is not None:
-                self._use(p, eager_gate.won(decided)["forward"], decided.artefact, put, number)
+                self._use(p, eager_gate.won(decided)[p.direction], decided.artefact, put, number)
             elif for_good:
                 put(torch_door.ATEN)
         except eager_gate.PinnedMiss as e:
@@ -64,50 +74,70 @@ class GpuRMSNormForward:
             put(torch_door.ATEN)
         return None
 
+    def case(self, p: RMSNormProblem) -> Any:
+        """The tuning cache's key; the same as where Python looks calls up."""
+        problem = case_of(p, False, p.backward) | ({"weight_gradient": p.weight_gradient} if p.backward else {})
+        return eager_gate.key_for(f"rms_norm{'_backward' if p.backward else ''}", "rms_norm", problem, self.device)
+
     def _use(self, p: RMSNormProblem, config: dict, artefact: str | None, put: Callable, number: int) -> None:
         codes = eager_code.codes_for("rms_norm", p, config, self.device.target, artefact)
         why = unsuited(codes, config, p)
         if why:
             raise ValueError(why)
-        key = codes[0].digest, number
+        first, *others = kernels = [self._kernel(code, number) for code in codes]
+        grids = [code.grid_for(_sizes(p, config, 1))[0] for code in codes[1:]]
+        after = [
+            (kernel.function.value, code.workgroup_size, n) for kernel, code, n in zip(others, codes[1:], grids)
+        ]
+        chosen, width = config_from_key(codes[0].target, config), p.width or 1
+        space = chosen.workspace_bytes(1, width, 1) if eager_code.takes_workspace(codes) else 0
+        put(
+            torch_door.OURS, function=first.function.value, workgroup=codes[0].workgroup_size,
+            tile=config["rows_per_workgroup"], parts_most=config["parts"] or 2**31 - 1, after=after, part_bytes=space,
+            keep=kernels,
+        )  # fmt: skip
+
+    def _kernel(self, code: Any, number: int) -> Any:
+        key = code.digest, number
         kernel = self.kernels.get(key)
         if kernel is None:
             from flykernels.launch.current import load
 
-            kernel = self.kernels[key] = load(codes[0])
-        tile, parts = config["rows_per_workgroup"], config["parts"] or 2**31 - 1
-        put(
-            torch_door.OURS, function=kernel.function.value, workgroup=codes[0].workgroup_size, tile=tile,
-            parts_most=parts, keep=kernel,
-        )  # fmt: skip
+            with torch.cuda.device(number):
+                kernel = self.kernels[key] = load(code)
+        return kernel
 
-    def _measure(self, case: Any, p: RMSNormProblem, put: Callable, rows: int, number: int):
+    def _measure(self, case: Any, p: RMSNormProblem, put: Callable, number: int):
         from flykernels import targets
 
         target = getattr(targets, self.device.target)
-        types = {name: dtype for dtype, name in NAMES.items()}
-        width: int = p.width  # type: ignore[assignment]
-        where = f"cuda:{number}"
-        off = 0 if p.align >= 16 else p.align // types[p.dtype].itemsize
-        x = torch.randn(rows * width + off, device=where).to(types[p.dtype])[off:].view(rows, width)
-        weight = None if p.weight_dtype == "none" else torch.randn(width, device=where).to(types[p.weight_dtype])
-        candidates = []
-        for c in configurations(p, target).kept:
-            config = c.config.key()
-            if config.get("slices", 1) > 1:
-                continue
+        width, rows, kind = p.width or 1, p.rows_hint, TYPES[p.dtype]
+        off = 0 if p.align >= WIDE else p.align // kind.itemsize
+        with torch.cuda.device(number), torch.no_grad():
+            draw = lambda: torch.randn(rows * width + off, device="cuda").to(kind)[off:].view(rows, width)
+            x = draw()
+            weight = None if p.weight_dtype == "none" else torch.randn(width, device="cuda").to(TYPES[p.weight_dtype])
+            candidates = []
+            for c in configurations(p, target).kept:
+                config = c.config.key()
+                if config.get("slices", 1) > 1:
+                    continue
 
-            def make(config=config):
-                codes = eager_code.codes_for("rms_norm", p, config, target.name)
-                artefact = eager_code.artefact_of(codes)
-                use = lambda: self._use(p, config, artefact, put, number)
-                return Candidate(name_of(config), {"forward": config}, artefact, use)
+                def make(config=config):
+                    codes = eager_code.codes_for("rms_norm", p, config, target.name)
+                    artefact = eager_code.artefact_of(codes)
+                    use = lambda: self._use(p, config, artefact, put, number)
+                    return Candidate(name_of(config), {p.direction: config}, artefact, use)
 
-            make.name = name_of(config)  # type: ignore[attr-defined]
-            candidates.append(make)
-        run = lambda: torch.ops.aten._fused_rms_norm(x, [width], weight, EPS)
-        aten = lambda: put(torch_door.ATEN)
-        with torch.no_grad():
+                make.name = name_of(config)  # type: ignore[attr-defined]
+                candidates.append(make)
+            if p.backward:
+                rstd = (x.float().pow(2).mean(-1, keepdim=True) + EPS).rsqrt()
+                operands = draw(), x, [width], rstd, weight, [True, p.weight_gradient]
+                run = lambda: torch.ops.aten._fused_rms_norm_backward(*operands)
+            else:
+                run = lambda: torch.ops.aten._fused_rms_norm(x, [width], weight, EPS)
+            aten = lambda: put(torch_door.ATEN)
             aten()
             want = run()
             return eager_gate.contest(
@@ -120,24 +150,33 @@ class GpuRMSNormForward:
 
 def unsuited(codes: Any, config: dict, p: RMSNormProblem) -> str | None:
     """Why the door cannot launch a kernel, or None: see targets/x86_rms_door.py."""
-    if len(codes) != 1:
+    if len(codes) > (MOST_LAUNCHES if p.backward else 1):
         return f"{len(codes)} code objects"
-    (code,) = codes
-    if (
-        code.workspace
-        or code.tensor_maps
-        or code.cluster != 1
-        or code.dynamic_bytes
-        or eager_code.takes_workspace(codes)
-    ):
-        return "a workspace, tensor maps, a cluster or dynamic shared memory"
+    if any(c.workspace or c.tensor_maps or c.cluster != 1 or c.dynamic_bytes for c in codes):
+        return "a workspace of its own, tensor maps, a cluster or dynamic shared memory"
+    takes = eager_code.takes_workspace(codes)
+    if takes and not p.backward:
+        return "a workspace"
+    chosen, once, width = config_from_key(codes[0].target, config), _sizes(p, config, 1), p.width or 1
     for rows in (1, p.rows_hint, 5 * p.rows_hint + 3):
-        parts = config_from_key(code.target, config).parts_for(rows, p.width or 1)
-        tiles = -(-rows // config["rows_per_workgroup"])
-        grid = code.grid_for({"rows": rows, "width": p.width or 1, "parts": parts})
-        if (*grid, 1, 1)[:3] != (parts, 1, 1) or parts != min(tiles, config["parts"] or tiles):
-            return f"a grid of {grid} for {rows} rows"
+        sizes = _sizes(p, config, rows)
+        tiles, parts = -(-rows // config["rows_per_workgroup"]), sizes["parts"]
+        grids = [(*code.grid_for(sizes), 1, 1)[:3] for code in codes]
+        across = [code.grid_for(once)[0] for code in codes]
+        wanted = [(parts, 1, 1), *((n, 1, 1) for n in across[1:])]
+        if len(codes) == MOST_LAUNCHES:
+            wanted[1] = (across[1], parts, 1)
+        if grids != wanted or parts != min(tiles, config["parts"] or tiles):
+            return f"grids of {grids} for {rows} rows"
+        if takes and chosen.workspace_bytes(rows, width, parts) != parts * chosen.workspace_bytes(1, width, 1):
+            return "a workspace that does not grow with parts"
     return None
+
+
+def _sizes(p: RMSNormProblem, config: dict, rows: int) -> dict[str, int]:
+    """What grids depend on."""
+    parts = GpuConfig(**config).parts_for(rows, p.width or 1)
+    return {"rows": rows, "width": p.width or 1, "parts": parts}
 
 
 def _door(device: Device, resolve: Callable) -> Any:
@@ -145,10 +184,11 @@ def _door(device: Device, resolve: Callable) -> Any:
     from flykernels.launch.torch_library import RmsNormDoor, address_of, libtorch
 
     found: dict[str, int] = {}
+    wanted = torch_door.STREAM, torch_door.RMS_NORM, torch_door.RMS_NORM_BACKWARD
     for name in LIBRARIES:
         try:
             library = libtorch(name)
-            for symbol in (torch_door.STREAM, torch_door.RMS_NORM["CUDA"]):
+            for symbol in wanted:
                 found[symbol] = address_of(getattr(library, symbol))
             break
         except (LaunchError, AttributeError):
@@ -158,4 +198,4 @@ def _door(device: Device, resolve: Callable) -> Any:
     driver, function = LAUNCH[device.target]
     launch = address_of(getattr(ctypes.CDLL(driver), function))
     code = eager_code.door("rms_norm", "x86_rms_door", DEVICE_TYPE["CUDA"])
-    return RmsNormDoor(code, resolve, "CUDA", launch, found[torch_door.STREAM], found[torch_door.RMS_NORM["CUDA"]])
+    return RmsNormDoor(code, resolve, "CUDA", launch, *(found[symbol] for symbol in wanted))

@@ -271,7 +271,7 @@ class _AddRMSNorm:
         want = aten()
         run = lambda: using[0]()
         check = lambda: compare(run(), want, width, rows)
-        wait = (lambda: None) if self.on_cpu else torch.cuda.synchronize
+        wait = None if self.on_cpu else torch.cuda.synchronize
         with torch.no_grad():
             return eager_gate.contest(case, candidates, run, lambda: using.__setitem__(0, aten), check, wait)
 

@@ -10,6 +10,7 @@ import functools
 import importlib
 import logging
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -108,6 +109,21 @@ def kernel_of(op: str, key: str) -> Any:
         return eager().get_kernel(op, key).call_boxed
     except (RuntimeError, ValueError):
         return None
+
+
+def trace_as_composed(ops: Sequence[str], keys: Sequence[str], on: bool) -> None:
+    """Whether tracing (compiling, make_fx) sees what ATen composes these operators of, whatever is registered for the
+    keys: a kernel of the C interface would have symbolic sizes turned into numbers."""
+    import torch
+
+    for name in ops:
+        op = getattr(torch.ops.aten, name).default
+        for key in (getattr(torch._C.DispatchKey, key) for key in keys):
+            if on:
+                op.py_kernels[key] = op.decompose
+            else:
+                op.py_kernels.pop(key, None)
+            op._dispatch_cache.pop(key, None)
 
 
 # -- what the rest of the plugin asks of Inductor, in its own words
@@ -285,6 +301,16 @@ def around_autotuning(when: Any, settle: Any) -> None:
 def tunes_elsewhere() -> bool:
     """Whether candidates are to be run in processes of their own, because they might take this one down."""
     return bool(load().names.config.autotune_in_subproc)
+
+
+def occupy_gpu(cycles: int) -> None:
+    """Keeps the current stream of the current GPU busy for about so many of its cycles; what is sent meanwhile waits.
+    Where this torch cannot, nothing."""
+    import torch
+
+    sleep = getattr(torch.cuda, "_sleep", None)
+    if sleep is not None:
+        sleep(cycles)
 
 
 def on_device(device: Any) -> Any:

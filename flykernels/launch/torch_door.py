@@ -25,6 +25,10 @@ SHIM = (  # each returns an i32 that is 0 on success
     "torch_delete_list",
     "aoti_torch_get_device_index",
     CURRENT,
+    "aoti_torch_new_uninitialized_tensor",
+    "aoti_torch_call_dispatcher",
+    "aoti_torch_create_device_guard",
+    "aoti_torch_delete_device_guard",
 )
 RAISE = "aoti_torch_check"  # (false, function, file, line, message) throws c10::Error: RuntimeError in Python
 TOPK = "_ZN2at3cpu4topkERKNS_6TensorEllbb"  # at::cpu::topk(self, k, dim, largest, sorted)
@@ -33,8 +37,27 @@ LIBC = ("aligned_alloc", "malloc", "free", "memset")
 # resolve: Python's function; slots: where the table's address is kept. The table: its number of slots - 1, then slots.
 # launch: cuLaunchKernel or hipModuleLaunchKernel; rms_norm: ATen's function for the device. A door calls some of these.
 STREAM = "aoti_torch_get_current_cuda_stream"
+# What a door on an autograd key asks: whether a dispatch mode is on, functorch is at work, a tensor's class looks at
+# operators (c10/core/impl/TorchDispatchModeTLS.h, ATen/functorch/DynamicLayer.h, ATen/core/TorchDispatchUtils.h), and
+# whether a gradient is wanted (c10/core/GradMode.h, TensorImpl.h).
+MODES, LAYERS = "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", "_ZN2at9functorch20getDynamicLayerStackEv"
+LOOKS_ON = "_ZN2at4impl19tensor_has_dispatchERKNS_6TensorE"
+GRAD_MODE, REQUIRES_GRAD = "_ZN3c108GradMode10is_enabledEv", "_ZNK3c1010TensorImpl13requires_gradEv"
+_ARGUMENTS = (
+    "KNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE"  # (Tensor, ArrayRef, optional<Tensor>, optional<double>)
+)
+COMPOSED = f"_ZN2at25compositeimplicitautograd15_fused_rms_normER{_ARGUMENTS}"  # what ATen does on the CPU
+CHECKED = f"_ZN2at25compositeimplicitautograd8rms_normER{_ARGUMENTS}"  # with the user's arguments checked first
+DISPATCHED = "_ZN2at4_ops15_fused_rms_norm4callERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS2_ES8_IdE"
+ROUTER = (MODES, LAYERS, LOOKS_ON, GRAD_MODE, REQUIRES_GRAD, COMPOSED, CHECKED, DISPATCHED)
+# ATen's functions on a GPU; `rms_norm` and `rms_norm_backward` in the table.
+RMS_NORM = f"_ZN2at4cuda15_fused_rms_normER{_ARGUMENTS}"
+RMS_NORM_BACKWARD = (
+    "_ZN2at4cuda24_fused_rms_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_RKSt8optionalIS1_ESt5arrayIbLm2EE"
+)
 OUTSIDE = (
-    *SHIM, RAISE, TOPK, TOPK_OUT, STREAM, *LIBC, "omp_get_max_threads", "launch", "rms_norm", "resolve", "slots",
+    *SHIM, RAISE, TOPK, TOPK_OUT, STREAM, *LIBC, *ROUTER, "omp_get_max_threads", "launch", "rms_norm",
+    "rms_norm_backward", "resolve", "slots",
 )  # fmt: skip
 RUNTIME = {"__gxx_personality_v0": "libstdc++.so.6", "_Unwind_Resume": "libgcc_s.so.1"}  # of C++ exceptions
 
@@ -66,12 +89,28 @@ class TopkWords(enum.IntEnum):
 
 
 class RmsWords(enum.IntEnum):
-    """Who serves an RMSNorm, in words of 8 bytes."""
+    """Who serves an RMSNorm or its gradient on a GPU, in words of 8 bytes."""
 
     FUNCTION = 0  # the driver's handle
     WORKGROUP = 1  # threads
     TILE = 2  # rows that a workgroup works on at a time
     PARTS_MOST = 3  # workgroups
+    SECOND = 4  # handle of what is launched after it, for each part where there is a third; 0: nothing
+    SECOND_WORKGROUP = 5
+    SECOND_GRID = 6  # workgroups of it
+    THIRD = 7
+    THIRD_WORKGROUP = 8
+    THIRD_GRID = 9
+    PART_BYTES = 10  # of workspace, for each part; 0: none
+
+
+class RmsHostWords(enum.IntEnum):
+    """Who serves an RMSNorm or its gradient on the CPU, in words of 8 bytes."""
+
+    KERNEL = 0  # address of a kernel's C entry
+    WORK = 1  # elements that are worth a part of their own
+    SECOND = 2  # address of what is called after it; 0: nothing
+    PART_BYTES = 3  # of workspace, for each part; 0: none
 
 
 SLOT_WORDS = 8
@@ -101,20 +140,18 @@ def first_probe(width: int, k: int, code: int) -> int:
     return product >> HASH_SHIFT
 
 
-# Of RMSNorm: scalar type, the weight's above it, then alignment in bytes, then the device's number.
+# Of RMSNorm: scalar type, the weight's above it; on a GPU then alignment in bytes and the device's number, on the CPU
+# whether a gradient is wanted and threads; and what is computed.
 WEIGHT_SHIFT, ALIGN_SHIFT, DEVICE_SHIFT = 8, 16, 32
+BACKWARD_BIT, WEIGHT_GRADIENT_BIT = 24, 25
 NO_WEIGHT = 0xFF
 EPS_BITS = 0x34000000  # of float32's epsilon, 2**-23, which ATen takes for eps=None
-_ARGUMENTS = (
-    "KNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE"  # (Tensor, ArrayRef, optional<Tensor>, optional<double>)
-)
-# ATen's function by the dispatch key; on the CPU, where ATen composes the operator, what the composition is called.
-RMS_NORM = {
-    "CUDA": f"_ZN2at4cuda15_fused_rms_normER{_ARGUMENTS}",
-    "CPU": f"_ZN2at25compositeimplicitautograd15_fused_rms_normER{_ARGUMENTS}",
-}
 
 
-def rms_code_of(scalar_type: int, weight_type: int, align: int, device: int) -> int:
-    """What a slot of RMSNorm holds of a call besides width and rows."""
-    return scalar_type | weight_type << WEIGHT_SHIFT | align << ALIGN_SHIFT | device << DEVICE_SHIFT
+def rms_code_of(
+    scalar_type: int, weight_type: int, align: int, device: int, backward: bool = False, weight_gradient: bool = False
+) -> int:
+    """What a slot of RMSNorm holds of a call besides width and rows. On the CPU align stands for: a gradient is wanted;
+    device for: threads."""
+    what = backward << BACKWARD_BIT | weight_gradient << WEIGHT_GRADIENT_BIT
+    return scalar_type | weight_type << WEIGHT_SHIFT | align << ALIGN_SHIFT | device << DEVICE_SHIFT | what

@@ -16,7 +16,7 @@ import logging
 import struct
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from ..codeobject import CodeObject
 from . import torch_door
 from .elf import ElfError, Image
 from .host import C_LIBRARY, HostKernel, LaunchError, thread_pool
-from .torch_door import EMPTY, LIBC, OUTSIDE, PROBES, RAISE, RUNTIME, SHIM, SLOT_WORDS, TABLE, Slot, first_probe
+from .torch_door import EMPTY, LIBC, OURS, OUTSIDE, PROBES, RAISE, RUNTIME, SHIM, SLOT_WORDS, TABLE, Slot, first_probe
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +68,11 @@ class Door:
     Opened and closed by one thread at a time; slots may be put by any.
 
     operators  ATen's name: the object's entry
+    autograd   the same, for the autograd key above
     needs      functions of libtorch_cpu that the object calls"""
 
     operators: ClassVar[Mapping[str, str]]
+    autograd: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[tuple[str, ...]] = (*SHIM, RAISE)
 
     def __init__(
@@ -84,7 +86,8 @@ class Door:
         self._messages: dict[str, Any] = {}
         self._words: dict[tuple[int, ...], Any] = {}
         self._keep: list[Any] = []  # kernels and outgrown tables: a call may be under way in them
-        self._handle = ctypes.c_void_p()
+        self._handles: list[ctypes.c_void_p] = []
+        self.opened: Callable[[bool], None] = lambda on: None  # called when it has been opened or closed
         self._callback = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int64] * 4)(self._ask)
         self._table_address = ctypes.c_uint64()
         self._new_table(SLOTS)
@@ -117,7 +120,11 @@ class Door:
             self._image = Image(code.binary, outside)
             self._image.write(TABLE, struct.pack(f"<{len(OUTSIDE)}Q", *(known.get(name, 0) for name in OUTSIDE)))
             self._image.seal()
-            self._entries = {op: self._image.symbols[entry] for op, entry in self.operators.items()}
+            self._entries = [
+                (key, {op: self._image.symbols[entry] for op, entry in operators.items()})
+                for key, operators in ((f"Autograd{self.key}", self.autograd), (self.key, self.operators))
+                if operators
+            ]
             if not self._image.unwind:
                 raise ElfError("the object has no unwind information")
         except (ElfError, OSError, KeyError) as e:
@@ -142,27 +149,33 @@ class Door:
     # -- registration
     @property
     def is_open(self) -> bool:
-        return bool(self._handle)
+        return bool(self._handles)
 
     def open(self) -> None:
-        """Registers the entries. LaunchError if PyTorch refuses."""
-        if self._handle:
+        """Registers the entries; the autograd key's first and, in `close`, last: a kernel below without one above would
+        lose gradients. LaunchError if PyTorch refuses."""
+        if self._handles:
             return
         _warn_of_overriding()
-        where, handle = __file__.encode(), ctypes.c_void_p()
-        if self._library.aoti_torch_library_init_impl(b"aten", self.key.encode(), where, 0, ctypes.byref(handle)):
-            raise LaunchError(f"PyTorch made no library object for aten and {self.key}")
-        for op, entry in self._entries.items():
-            if self._library.aoti_torch_library_impl(handle, op.encode(), ctypes.c_void_p(entry)):
-                self._library.aoti_torch_delete_library_object(handle)
-                raise LaunchError(f"PyTorch refused a kernel for aten::{op} and {self.key}")
-        self._handle = handle
+        where = __file__.encode()
+        for key, entries in self._entries:
+            handle = ctypes.c_void_p()
+            if self._library.aoti_torch_library_init_impl(b"aten", key.encode(), where, 0, ctypes.byref(handle)):
+                self.close()
+                raise LaunchError(f"PyTorch made no library object for aten and {key}")
+            self._handles.append(handle)
+            for op, entry in entries.items():
+                if self._library.aoti_torch_library_impl(handle, op.encode(), ctypes.c_void_p(entry)):
+                    self.close()
+                    raise LaunchError(f"PyTorch refused a kernel for aten::{op} and {key}")
+        self.opened(True)
 
     def close(self) -> None:
         """Puts ATen's kernels back. Slots stay as they are."""
-        if self._handle:
-            handle, self._handle = self._handle, ctypes.c_void_p()
-            self._library.aoti_torch_delete_library_object(handle)
+        if self._handles:
+            self.opened(False)
+        while self._handles:
+            self._library.aoti_torch_delete_library_object(self._handles.pop())
 
     # -- slots
     def put_words(self, key: tuple[int, int, int], state: int, words: tuple[int, ...] = (), keep: Any = None) -> None:
@@ -228,23 +241,49 @@ class TopkDoor(Door):
 
 
 class RmsNormDoor(Door):
-    """aten::_fused_rms_norm below autograd, on a GPU. (A stand-in for one, in tests, is the CPU with a launch of its
-    own.)"""
+    """aten::_fused_rms_norm and its backward below autograd, on a GPU. (A stand-in for one, in tests, is the CPU with
+    a launch of its own.)"""
 
-    operators: ClassVar = {"_fused_rms_norm": "rms_norm"}
+    operators: ClassVar = {"_fused_rms_norm": "rms_norm", "_fused_rms_norm_backward": "rms_norm_backward"}
 
     def __init__(
-        self, code: CodeObject, resolve: Callable, key: str, launch: int, stream: int, original: int, device: int = 0
-    ):
-        """Addresses: of cuLaunchKernel or its like, of `torch_door.STREAM`, of ATen's function; and, for tests, of what
-        says which device is current."""
-        more = {"launch": launch, torch_door.STREAM: stream, "rms_norm": original}
-        super().__init__(code, resolve, key, more | ({torch_door.CURRENT: device} if device else {}))
+        self, code: CodeObject, resolve: Callable, key: str, launch: int, stream: int, original: int,
+        original_backward: int, more: Mapping[str, int] | None = None,
+    ):  # fmt: skip
+        """Addresses: of cuLaunchKernel or its like, of `torch_door.STREAM`, of ATen's functions; and, for tests, of
+        others by their names in `torch_door.OUTSIDE`."""
+        given = {"launch": launch, torch_door.STREAM: stream, "rms_norm": original}
+        super().__init__(code, resolve, key, given | {"rms_norm_backward": original_backward} | dict(more or {}))
 
     def put(
         self, width: int, rows: int, code: int, state: int, function: int = 0, workgroup: int = 0, tile: int = 1,
-        parts_most: int = 0, keep: Any = None,
+        parts_most: int = 0, after: Sequence[tuple[int, int, int]] = (), part_bytes: int = 0, keep: Any = None,
     ) -> None:  # fmt: skip
-        """Who serves calls of this width, rows (as the slot has them) and code (`torch_door.rms_code_of`)."""
-        words = (function, workgroup, tile, parts_most) if function else ()
+        """Who serves calls of this width, rows (as the slot has them) and code (`torch_door.rms_code_of`).
+
+        after: handle, threads and workgroups of what is launched after it, at most twice; see `RmsWords.SECOND`."""
+        more = [word for launch in (*after, *((0, 0, 0),) * (2 - len(after))) for word in launch]
+        words = (function, workgroup, tile, parts_most, *more, part_bytes) if state == OURS else ()
         self.put_words((width, rows, code), state, words, keep)
+
+
+class HostRmsNormDoor(Door):
+    """aten::rms_norm, aten::_fused_rms_norm and its backward on the CPU."""
+
+    operators: ClassVar = {
+        "rms_norm": "rms_norm_composed", "_fused_rms_norm": "rms_norm",
+        "_fused_rms_norm_backward": "rms_norm_backward",
+    }  # fmt: skip
+    autograd: ClassVar = {"rms_norm": "rms_norm_autograd"}
+    needs = (*Door.needs, *torch_door.ROUTER)
+
+    def put(
+        self, width: int, rows: int, code: int, state: int, kernels: Sequence[HostKernel] = (), work: int = 1,
+        part_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Who serves calls of this width, rows (as the slot has them) and code (`torch_door.rms_code_of`).
+
+        kernels: one, or two called in turn. work: elements that are worth a part of their own."""
+        first, second = (*(address_of(k.call) for k in kernels), 0, 0)[:2]
+        words = (first, work, second, part_bytes) if state == OURS else ()
+        self.put_words((width, rows, code), state, words, tuple(kernels))

@@ -86,6 +86,59 @@ def put(value: str, base: str, index: int | str, kind: str = "i64") -> str:
     llvm.store {value}, %_p{n} : {kind}, !llvm.ptr"""
 
 
+# What may be asked of a tensor: the function, and whether the answer is 4 bytes or 8, or a pointer.
+QUESTIONS = {
+    "nd": ("aoti_torch_get_dim", "i64"),
+    "dt": ("aoti_torch_get_dtype", "i32"),
+    "sz": ("aoti_torch_get_sizes", "!llvm.ptr"),
+    "st": ("aoti_torch_get_strides", "!llvm.ptr"),
+    "dev": ("aoti_torch_get_device_index", "i32"),
+    "kind": ("aoti_torch_get_device_type", "i32"),
+    "at": ("aoti_torch_get_data_ptr", "i64"),
+}
+
+
+def room_to_ask(name: str, *what: str) -> str:
+    """Where `ask` puts the answers: for a function's first block."""
+    return room(*(f"{name}{w}_" for w in what))
+
+
+def ask(handle: str, name: str, *what: str) -> str:
+    """%NAMEnd, %NAMEsz, ... = the answers of a tensor; %NAMEread: whether it gave them all. what: of QUESTIONS."""
+    text, failed, zero = "", [], f"%_z{next(_numbers)}"
+    text += f"\n    {zero} = llvm.mlir.constant(0 : i64) : i64"
+    for w in what:
+        function, _ = QUESTIONS[w]
+        text += f"\n    llvm.store {zero}, %{name}{w}_ : i64, !llvm.ptr"
+        text += call(f"%_r{name}{w}", function, f"{handle}: !llvm.ptr, %{name}{w}_: !llvm.ptr")
+        failed.append(f"%_r{name}{w}")
+    text += fold("or", f"%_r{name}", *failed, kind="i32")
+    text += f"\n    {zero}n = llvm.mlir.constant(0 : i32) : i32"
+    text += f'\n    %{name}read = llvm.icmp "eq" %_r{name}, {zero}n : i32'
+    for w in what:
+        kind = QUESTIONS[w][1].replace("i32", "i64")
+        text += f"\n    %{name}{w} = llvm.load %{name}{w}_ : !llvm.ptr -> {kind}"
+    return text
+
+
+def fold(what: str, result: str, *values: str, kind: str = "i1") -> str:
+    """result = all of the values, "and"ed or "or"ed."""
+    steps, text, before = [*(f"%_b{next(_numbers)}" for _ in values[2:]), result], "", values[0]
+    for step, value in zip(steps, values[1:] or values[:1], strict=True):
+        text += f"\n    {step} = llvm.{what} {before}, {value} : {kind}"
+        before = step
+    return text
+
+
+def is_float(result: str, scalar_type: str) -> str:
+    """result = whether a scalar type is one of those that kernels take."""
+    n, text = next(_numbers), ""
+    for number in (door.F16, door.F32, door.BF16):
+        text += f"\n    %_k{n}_{number} = llvm.mlir.constant({number} : i64) : i64"
+        text += f'\n    %_q{n}_{number} = llvm.icmp "eq" {scalar_type}, %_k{n}_{number} : i64'
+    return text + fold("or", result, *(f"%_q{n}_{number}" for number in (door.F16, door.F32, door.BF16)))
+
+
 def constants(**values: int) -> str:
     return "".join(f"\n    %{name} = llvm.mlir.constant({value} : i64) : i64" for name, value in values.items())
 
@@ -180,9 +233,10 @@ def find() -> str:
 
 def say(message: str, normal: str, unwind: str) -> str:
     """Throw a message."""
+    n = next(_numbers)
     return f"""
-    %where = llvm.mlir.addressof @where : !llvm.ptr
-    %never = llvm.mlir.constant(0 : i8) : i8
-    %line = llvm.mlir.constant(0 : i32) : i32
-    {invoke(door.RAISE, f"%never: i8, %where: !llvm.ptr, %where: !llvm.ptr, %line: i32, {message}: !llvm.ptr",
-             normal, unwind)}"""  # fmt: skip
+    %_where{n} = llvm.mlir.addressof @where : !llvm.ptr
+    %_never{n} = llvm.mlir.constant(0 : i8) : i8
+    %_line{n} = llvm.mlir.constant(0 : i32) : i32
+    {invoke(door.RAISE, f"%_never{n}: i8, %_where{n}: !llvm.ptr, %_where{n}: !llvm.ptr, %_line{n}: i32, "
+             f"{message}: !llvm.ptr", normal, unwind)}"""  # fmt: skip

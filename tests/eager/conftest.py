@@ -4,14 +4,18 @@ once."""
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from inductor_plugin import eager, eager_code, eager_gate, settings
 from inductor_plugin.counters import counters
+from inductor_plugin.eager_rms_host import HostRMSNorm
 
-collect_ignore = [] if torch.cuda.is_available() else ["test_cuda.py"]  # what runs on a GPU
+collect_ignore = [  # what runs on a GPU, or on two
+    name for name, devices in (("test_cuda.py", 1), ("test_two_gpus.py", 2)) if torch.cuda.device_count() < devices
+]
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +42,15 @@ def prefer_ours(monkeypatch):
     def times(ways, run, wait):
         return {name: [2.0 if name == eager_gate.ATEN else 1.0] for name, _ in ways}
 
-    monkeypatch.setattr(eager_gate, "interleaved", times)
+    for name in ("interleaved", "in_queue"):
+        monkeypatch.setattr(eager_gate, name, times)
 
 
 @pytest.fixture
 def prefer_aten(monkeypatch):
     """Every measurement says ATen."""
-    monkeypatch.setattr(eager_gate, "interleaved", lambda ways, run, wait: {name: [1.0] for name, _ in ways})
+    for name in ("interleaved", "in_queue"):
+        monkeypatch.setattr(eager_gate, name, lambda ways, run, wait: {way: [1.0] for way, _ in ways})
 
 
 @pytest.fixture
@@ -62,7 +68,7 @@ def log(caplog):
 
 @pytest.fixture
 def launches(monkeypatch):
-    """How many kernels of ours ran from Python: a list that grows."""
+    """Which kernels of ours ran, from Python or behind RMSNorm's door on the CPU: a list that grows."""
     seen: list = []
     original = eager_code.launcher
 
@@ -76,6 +82,18 @@ def launches(monkeypatch):
         return counted
 
     monkeypatch.setattr(eager_code, "launcher", counting)
+    loaded = HostRMSNorm._kernel
+
+    def counting_kernel(self, code):
+        kernel = loaded(self, code)
+
+        def counted(*arguments):
+            seen.append(code.entry)
+            kernel.call(*arguments)
+
+        return SimpleNamespace(call=type(kernel.call)(counted), workspace_bytes=kernel.workspace_bytes)
+
+    monkeypatch.setattr(HostRMSNorm, "_kernel", counting_kernel)
     return seen
 
 

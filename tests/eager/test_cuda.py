@@ -103,7 +103,7 @@ def test_gradients(on, launches, dtype):
             )
         again = torch.autograd.grad(F.rms_norm(x, (width,), weight, 1e-5), weight, dy)[0]
         assert torch.equal(again, got[1])
-    assert len(launches) >= 3
+    assert "ATen" not in winners("rms_norm_backward")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

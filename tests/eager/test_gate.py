@@ -3,22 +3,25 @@ commands."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from flykernels.launch import torch_door
-from inductor_plugin import eager, eager_code, eager_gate, eager_rms, eager_topk, settings
+from inductor_plugin import eager, eager_code, eager_gate, eager_rms_host, eager_topk, settings
 from inductor_plugin.counters import counters
 from tuning_cache import Entry
 
 ROOT = Path(__file__).parents[2]
+OVERRIDDEN = ("aten::rms_norm", "aten::_fused_rms_norm", "aten::_fused_rms_norm_backward", "aten::topk", "aten::topk.values")
 norm = lambda x: F.rms_norm(x, x.shape[-1:])
 
 
@@ -29,7 +32,7 @@ def entries():
 
 def test_off_by_default_and_switched(prefer_ours):
     x = torch.randn(3, 64)
-    before = torch._C._dispatch_dump("aten::_fused_rms_norm") + torch._C._dispatch_dump("aten::topk")
+    before = "".join(map(torch._C._dispatch_dump, OVERRIDDEN))
     assert not eager.is_enabled() and eager.status() == {}
     with eager.enabled(["cpu"]):
         assert eager.is_enabled("cpu") and not eager.is_enabled("cuda")
@@ -42,7 +45,7 @@ def test_off_by_default_and_switched(prefer_ours):
             pass
         assert eager.is_enabled("cpu")
     assert not eager.is_enabled()
-    after = torch._C._dispatch_dump("aten::_fused_rms_norm") + torch._C._dispatch_dump("aten::topk")
+    after = "".join(map(torch._C._dispatch_dump, OVERRIDDEN))
     assert after == before
     with pytest.raises(ValueError, match="cpu, cuda"):
         eager.enable(["tpu"])
@@ -130,8 +133,10 @@ def test_a_tie_is_atens():
 def test_a_wrong_kernel_is_quarantined(prefer_ours, monkeypatch, op):
     """Its results are never seen by a caller."""
     if op == "rms_norm":
-        wrong = lambda codes: lambda *arguments: None  # results stay as they were allocated
-        monkeypatch.setattr(eager_code, "launcher", wrong)
+        kinds = [ctypes.c_void_p] * 3 + [ctypes.c_int32] + [ctypes.c_int64] * 4 + [ctypes.c_void_p, ctypes.c_int32]
+        nothing = ctypes.CFUNCTYPE(None, *kinds)(lambda *_: None)  # results stay as they were allocated
+        kernel = SimpleNamespace(call=nothing, workspace_bytes=0)
+        monkeypatch.setattr(eager_rms_host.HostRMSNorm, "_kernel", lambda self, code: kernel)
         call = lambda: norm(torch.randn(4, 50))
     else:
         monkeypatch.setattr(eager_topk, "check", lambda *_: (_ for _ in ()).throw(eager_gate.Wrong("not ATen's")))
@@ -163,7 +168,7 @@ def test_running_out_of_memory_while_measuring_is_atens_turn(prefer_ours, monkey
     def full(*_, **__):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(eager_rms.RMSNorm, "_measure", full)
+    monkeypatch.setattr(eager_rms_host.HostRMSNorm, "_measure", full)
     monkeypatch.setattr(eager_topk.CpuTopK, "_measure", full)
     with eager.enabled(["cpu"]):
         x = torch.randn(4, 50)
@@ -200,7 +205,7 @@ def test_pinned_strict_says_what_is_missing(monkeypatch, prefer_ours):
     with eager.enabled(["cpu"]):
         norm(known)
         torch.topk(known, 5)
-        with pytest.raises(settings.PinnedMiss, match="warmup"):
+        with pytest.raises(RuntimeError, match=r"pinned-strict.*warmup"):
             norm(torch.randn(4, 5000))
         for out in (None, (torch.empty(4, 5), torch.empty(4, 5, dtype=torch.int64))):
             with pytest.raises(RuntimeError, match=r"pinned-strict.*warmup"):

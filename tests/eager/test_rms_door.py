@@ -19,7 +19,7 @@ from templates.rms_norm.build import build as build_kernel
 from templates.rms_norm.problem import RMSNormProblem
 from templates.rms_norm.space import configurations
 
-FUNCTION, STREAM, WORKGROUP, TILE, PARTS = 0x1234, 0x77, 256, 4, 3
+FUNCTION, STREAM, WORKGROUP, TILE, PARTS, GUARD = 0x1234, 0x77, 256, 4, 3, 0x55
 CPU = 0  # DeviceType's number
 NUMBERS = {torch_door.F32: torch.float32, torch_door.BF16: torch.bfloat16, torch_door.F16: torch.float16}
 
@@ -29,18 +29,25 @@ class Driver:
 
     def __init__(self):
         self.launches, self.asked, self.status, self.state = [], [], 0, torch_door.OURS
+        self.guards, self.current = [], -1  # what a CPU tensor says its device's number is
         number, handle = ctypes.c_uint, ctypes.c_void_p
         self._launch = ctypes.CFUNCTYPE(ctypes.c_int, handle, *[number] * 7, handle, handle, handle)(self.launch)
         self._stream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(handle))(self.stream)
         self._device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int32))(self.device)
-        original = address_of(getattr(libtorch(), torch_door.RMS_NORM["CPU"]))
+        self._guard = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(handle))(self.guard)
+        self._unguard = ctypes.CFUNCTYPE(ctypes.c_int, handle)(self.unguard)
+        more = {
+            torch_door.CURRENT: self._device, "aoti_torch_create_device_guard": self._guard,
+            "aoti_torch_delete_device_guard": self._unguard,
+        }  # fmt: skip
         self.door = RmsNormDoor(
             build(CPU),
             self.resolve,
             "CPU",
             *map(address_of, (self._launch, self._stream)),
-            original,
-            address_of(self._device),
+            address_of(getattr(libtorch(), torch_door.COMPOSED)),
+            0,
+            {name: address_of(function) for name, function in more.items()},
         )
 
     def resolve(self, width, rows, code, exact):
@@ -60,7 +67,16 @@ class Driver:
         return 0
 
     def device(self, out):
-        out[0] = -1  # what a CPU tensor says its device's number is
+        out[0] = self.current
+        return 0
+
+    def guard(self, device, out):
+        self.guards.append(device)
+        out[0] = GUARD
+        return 0
+
+    def unguard(self, guard):
+        self.guards.append(guard)
         return 0
 
     def launch(self, function, gx, gy, gz, bx, by, bz, shared, stream, places, extra):
@@ -200,6 +216,13 @@ def test_what_the_driver_refuses_is_atens(driver):
     x = torch.randn(4, 8)
     driver.status = 701
     assert torch.equal(call(x, [8])[0], aten(driver, x, [8])[0]) and not driver.launches
+
+
+def test_on_a_device_that_is_not_the_current_one(driver):
+    driver.current = 3
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(call(x, [8])[0], aten(driver, x, [8])[0])
+    assert len(driver.launches) == 1 and driver.guards == [-1, GUARD]
 
 
 def test_nothing_is_kept(driver):

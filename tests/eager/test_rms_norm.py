@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ from .conftest import both
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = list(NAMES)
+ROOT = Path(__file__).parents[2]
 
 
 def assert_right(y, x, weight, eps, axes=1):
@@ -170,7 +175,7 @@ ATENS = {
     "expanded": lambda: (torch.randn(8).expand(4, 8), (8,), torch.ones(8)),
     "strided columns": lambda: (torch.randn(4, 16)[:, ::2], (8,), torch.ones(8)),
     "uneven rows": lambda: (torch.randn(5, 6, 8)[:, :4], (8,), torch.ones(8)),
-    "mixed weight": lambda: (torch.randn(4, 8).bfloat16(), (8,), torch.ones(8)),
+    "weight of float64": lambda: (torch.randn(4, 8), (8,), torch.ones(8).double()),
     "strided weight": lambda: (torch.randn(4, 8), (8,), torch.randn(16)[::2]),
     "wrong shape": lambda: (torch.randn(4, 8), (7,), torch.ones(7)),
     "empty shape": lambda: (torch.randn(4, 8), (), None),
@@ -197,6 +202,89 @@ def test_what_kernels_do_not_take_is_atens(prefer_ours, launches, name):
         assert torch.equal(ours, aten)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_a_weight_of_another_type(on, launches, dtype, weight_dtype):
+    """ATen's rule: computed in f32, rounded once, to x's type; the gradient of the weight has the weight's."""
+    x = torch.randn(9, 96).to(dtype).requires_grad_()
+    weight, dy = torch.randn(96).to(weight_dtype).requires_grad_(), torch.randn(9, 96).to(dtype)
+
+    def call():
+        y = F.rms_norm(x, (96,), weight, 1e-5)
+        return y, *torch.autograd.grad(y, (x, weight), dy)
+
+    ours, aten = both(call)
+    assert len(launches) >= 2
+    assert_right(ours[0].detach(), x.detach(), weight.detach(), 1e-5)
+    for a, b in zip(ours, aten):
+        step = max(torch.finfo(t.dtype).eps for t in (x, weight))
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=4 * step, atol=16 * step)
+
+
+def test_what_aten_says_of_mixed_types_is_said(tmp_path):
+    """Once a process, whoever serves the call, and also where the cache knows it."""
+    code = """
+import warnings, torch, torch.nn.functional as F
+from inductor_plugin import eager, eager_gate
+eager_gate.interleaved = lambda ways, run, wait: {n: [2.0 if n == "ATen" else 1.0] for n, _ in ways}
+x, w = torch.randn(4, 64).bfloat16(), torch.randn(64)
+with eager.enabled(["cpu"]), warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        F.rms_norm(x, (64,), w)
+print([str(s.message)[:14] for s in said])
+"""
+    for _ in range(2):
+        env = os.environ | {"FLYKERNELS_CACHE_DIR": str(tmp_path / "shared")}
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
+        assert ran.stdout.strip() == "['Mismatch dtype']", ran.stderr
+
+
+def test_where_the_door_cannot_be_opened_python_serves(prefer_ours, launches, monkeypatch):
+    """An older or newer torch: the same results, looked up in Python."""
+    monkeypatch.setattr(eager, "_open_rms_norm", lambda *_: False)
+    x, weight = torch.randn(5, 40, requires_grad=True), torch.randn(40, requires_grad=True)
+    step = lambda: (lambda y: (y, *torch.autograd.grad(y.pow(2).sum(), (x, weight))))(F.rms_norm(x, (40,), weight))
+    torch.testing.assert_close(*both(step), rtol=1e-5, atol=1e-5)
+    assert len(launches) >= 2
+    with torch.inference_mode():
+        torch.testing.assert_close(*both(lambda: F.rms_norm(x, (40,), weight)), rtol=1e-5, atol=1e-5)
+    double = lambda: F.rms_norm(x.double(), (40,), weight.double())
+    assert torch.equal(*both(double))
+
+
+ODD = {
+    "a negative view": lambda x: torch._neg_view(x),
+    "the imaginary part of a conjugate": lambda x: torch.complex(x, x).conj().imag,
+    "a zero tensor": lambda x: torch._efficientzerotensor(x.shape),
+    "a sparse tensor": lambda x: x.to_sparse(),
+    "a sparse CSR tensor": lambda x: x.to_sparse_csr(),
+    "MKL-DNN's layout": lambda x: x.to_mkldnn(),
+    "a quantised tensor": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "a nested tensor": lambda x: torch.nested.nested_tensor([x, x[:2]]),
+    "a lazily cloned tensor": lambda x: torch._lazy_clone(x),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:The PyTorch API of nested")
+def test_tensors_of_other_kinds(on, name):
+    x, weight = torch.randn(4, 8), torch.randn(8)
+    F.rms_norm(x, (8,), weight)  # ours
+    odd = ODD[name](x)
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            ours, aten = both(lambda: F.rms_norm(odd, (8,), weight))
+        if isinstance(aten, tuple):
+            assert ours == aten
+        elif aten.layout is torch.strided and not aten.is_nested:
+            torch.testing.assert_close(ours, aten, rtol=1e-5, atol=1e-5)
+        else:
+            assert (ours.layout, ours.is_nested) == (aten.layout, aten.is_nested)
+
+
 def test_out_of_range_values_are_as_atens(on):
     for value in (torch.inf, -torch.inf, torch.nan, 3e38, 1e-40, 0.0):
         x = torch.randn(4, 33)
@@ -220,6 +308,16 @@ def test_reports_of_others(on):
     for width in (4097, 8193, 16385):
         x, weight = torch.randn(3, width), torch.randn(width)
         assert_right(F.rms_norm(x, (width,), weight), x, weight, None)
+
+
+def test_rows_far_apart(on, launches):
+    """pytorch#191447: spans over 2 GiB; memory that is never touched takes no room."""
+    x = torch.empty(2**31 + 64, dtype=torch.bfloat16).as_strided((2, 64), (2**31, 1))
+    x.copy_(torch.randn(2, 64))
+    weight = torch.randn(64).bfloat16()
+    y = F.rms_norm(x, (64,), weight, 1e-5)
+    assert launches
+    assert_right(y, x, weight, 1e-5)
 
 
 def test_inference_mode_and_no_grad(on, launches):

@@ -138,6 +138,47 @@ def test_fake_and_meta_tensors(on, operands, function):
     assert out.device.type == "meta" and out.shape == function(*operands).shape
 
 
+@BOTH
+def test_symbolic_sizes(prefer_ours, function):
+    """While tracing, sizes that are symbols stay symbols, as with ATen."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    real = torch.randn(6, 40), torch.randn(40)
+
+    def call():
+        with FakeTensorMode(shape_env=ShapeEnv()) as mode, enable_python_dispatcher():
+            x, w = (mode.from_tensor(t, static_shapes=False) for t in real)
+            return str(function(x, w).shape)
+
+    with eager.enabled(["cpu"]):
+        ours = call()
+    with eager.enabled(["cpu"], on=False):
+        assert ours == call() and "s" in ours
+
+
+def test_compile_with_dynamic_shapes(prefer_ours, operands):
+    """As often as with ATen, and no symbol becomes a number."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def compiles():
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(norm, backend=counter, fullgraph=True, dynamic=True)
+        for rows, width in ((6, 40), (3, 40), (5, 20), (2, 8)):
+            x, w = torch.randn(rows, width, requires_grad=True), torch.randn(width)
+            y = compiled(x, w)
+            torch.testing.assert_close(y, norm(x, w), rtol=1e-5, atol=1e-5)
+            y.sum().backward()
+        return counter.frame_count
+
+    with eager.enabled(["cpu"]):
+        ours = compiles()
+    assert ours == compiles()
+    torch._dynamo.reset()
+
+
 def test_deferred_initialisation(on):
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.RMSNorm(16))

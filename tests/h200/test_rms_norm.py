@@ -12,7 +12,7 @@ from flykernels.targets import sm90a
 from templates.rms_norm.config import GpuConfig
 from templates.rms_norm.problem import DTYPES, RMSNormProblem
 from templates.rms_norm.space import configurations
-from tests.rms_norm.case import EPS, TORCH, call, codes, operands, run
+from tests.rms_norm.case import EPS, TORCH, call, codes, compile_ahead, operands, run
 from tests.rms_norm.test_gfx950 import BACK, BACKWARD, FORWARD
 
 P = RMSNormProblem
@@ -24,20 +24,40 @@ def test_every_way(name):
     run(problem, config, sm90a, 3 * rows, **how)
 
 
-@pytest.mark.parametrize("rows, width", [
+SIZES = (
     (700, 3), (2000, 512), (1000, 1536), (314, 4096), (64, 4097), (9, 16385), (1, 262144), (9, 65536), (131, 16384),
-])  # fmt: skip
-@pytest.mark.parametrize("dtype", ("f32", "bf16"))
-@pytest.mark.parametrize("back", (False, True))
-def test_all_configurations(rows, width, dtype, back):
+)  # fmt: skip
+KINDS = ("f32", False), ("bf16", False), ("bf16", True), ("f32", True)  # dtype, backward
+
+
+def every_kind(rows: int, width: int, dtype: str, back: bool):
+    """(problem, one configuration of each way of dealing out rows that the space has for it)."""
     size = TORCH[dtype].itemsize
-    more = BACK if back else {"rstd": True}
     align = 16 if width * size % 16 == 0 else size
-    problem = P(width, dtype, dtype, residual=True, align=align, rows_hint=rows, **more)
+    problem = P(
+        width, dtype, dtype, residual=True, align=align, rows_hint=rows, **(BACK if back else {"rstd": True})
+    )
+    kinds: dict = {}
+    for c in (candidate.config for candidate in configurations(problem, sm90a).kept):
+        kinds.setdefault((c.held, c.slices > 1, c.parts > 0, c.ahead, c.sums), c)
+    return problem, list(kinds.values())
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Everything that `test_all_configurations` runs, compiled beside one another."""
+    found = [every_kind(*size, *kind) for size in SIZES for kind in KINDS]
+    compile_ahead([(problem, config) for problem, configs in found for config in configs], sm90a)
+
+
+@pytest.mark.parametrize("rows, width", SIZES)
+@pytest.mark.parametrize("dtype, back", KINDS)
+def test_all_configurations(compiled, rows, width, dtype, back):
+    problem, configs = every_kind(rows, width, dtype, back)
     ran = 0
-    for candidate in configurations(problem, sm90a).kept[:4]:
-        if all(c.spills == 0 for c in codes(problem, candidate.config, sm90a)):
-            run(problem, candidate.config, sm90a, rows)
+    for config in configs:
+        if all(c.spills == 0 for c in codes(problem, config, sm90a)):
+            run(problem, config, sm90a, rows)
             ran += 1
     assert ran
 

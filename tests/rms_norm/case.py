@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from multiprocessing import get_context
 
 import numpy as np
 import torch
@@ -14,12 +16,13 @@ from flykernels.sim import run_on_sim
 from flykernels.targets import sm90a, x86
 from templates.rms_norm import reference
 from templates.rms_norm.arguments import eps_bits, pointers, scalars
-from templates.rms_norm.build import build
+from templates.rms_norm.build import build, build_from_json
 from templates.rms_norm.problem import VECTOR_BYTES, RMSNormProblem
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 GUARD = 64  # elements around an operand
 EPS = 1e-5
+PROCESSES = 16  # at most, that compile ahead
 
 
 def results_of(p: RMSNormProblem) -> tuple[str, ...]:
@@ -27,10 +30,23 @@ def results_of(p: RMSNormProblem) -> tuple[str, ...]:
     return ("dx", "dweight") if p.backward else ("y", "sum", "rstd")
 
 
-@cache
+_built: dict = {}
+
+
 def codes(problem: RMSNormProblem, config, target):
     """Compiled once for all tests."""
-    return build(problem, config, target)
+    key = problem, config, target.name
+    if key not in _built:
+        _built[key] = build(problem, config, target)
+    return _built[key]
+
+
+def compile_ahead(wanted: list[tuple[RMSNormProblem, object]], target) -> None:
+    """`codes` of these problems and configurations, in as many processes as there are cores."""
+    jobs = [(p, config.key(), target.name) for p, config in wanted]
+    with ProcessPoolExecutor(min(PROCESSES, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+        for (p, config), made in zip(wanted, pool.map(build_from_json, *zip(*jobs))):
+            _built[p, config, target.name] = made
 
 
 class Guarded:
