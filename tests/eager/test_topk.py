@@ -124,6 +124,28 @@ def test_nan_signs_and_zeros(on):
                 assert_topk(x, k, largest)
 
 
+def test_nans_keep_their_bits(on):
+    """Signs and payloads, of signalling ones as well; among them the first come first."""
+    some = {
+        torch.float32: [0x7FC00001, 0xFFC12345, 0x7F800001, 0xFF800001, 0x7FFFFFFF, 0x7F800000, 0xFF800000, 0x80000000],
+        torch.bfloat16: [0x7FC1, 0xFFC5, 0x7F81, 0xFF81, 0x7FFF, 0x7F80, 0xFF80, 0x8000],
+        torch.float16: [0x7E01, 0xFE05, 0x7C01, 0xFC01, 0x7FFF, 0x7C00, 0xFC00, 0x8000],
+    }
+    for dtype, patterns in some.items():
+        whole = torch.int32 if dtype == torch.float32 else torch.int16
+        size = 1 << torch.iinfo(whole).bits
+        signed = torch.tensor([p - size if 2 * p >= size else p for p in patterns], dtype=whole)
+        x = signed[torch.randint(0, len(signed), (4, 400))].view(dtype)
+        nan = x.isnan()
+        for largest in (True, False):
+            for k in (3, 90, 400):
+                values, indices = torch.topk(x, k, -1, largest)
+                key = torch.where(nan, torch.inf, x.float().clamp(-3e38, 3e38))
+                order = torch.sort(key, dim=-1, descending=largest, stable=True).indices[:, :k]
+                assert torch.equal(indices, order), (dtype, largest, k)
+                assert torch.equal(bits(values), bits(x).gather(1, order)), (dtype, largest, k)
+
+
 @pytest.mark.parametrize("data", ["ascending", "descending", "constant", "two values"])
 def test_adversarial_data(on, data):
     n = 20000
@@ -145,6 +167,10 @@ ATENS = {
     "k = 0": lambda: torch.topk(torch.randn(3, 5), 0),
     "k > N": lambda: torch.topk(torch.randn(3, 5), 6),
     "k < 0": lambda: torch.topk(torch.randn(3, 5), -1),
+    "k = 0 along another dim": lambda: torch.topk(torch.randn(3, 5), 0, 0),
+    "k > N along another dim": lambda: torch.topk(torch.randn(3, 5), 4, 0),
+    "0 rows along another dim": lambda: torch.topk(torch.randn(5, 0), 2, 0),
+    "uneven rows along another dim": lambda: torch.topk(torch.arange(120.0).view(4, 5, 6)[:, :3], 2, 0),
     "dim past the end": lambda: torch.topk(torch.randn(3, 5), 2, 2),
     "dim before the start": lambda: torch.topk(torch.randn(3, 5), 2, -3),
     "another dim": lambda: torch.topk(torch.randn(3, 5), 2, 0),
