@@ -71,7 +71,9 @@ def main(argv: list[str]) -> int:
             report.bar("least part of the copy's rate from 64 MiB on", min(rates), at_least=COPY_BAR)
     how = "graph replay and plain launches" if options.device == "cuda" else f"{torch.get_num_threads()} threads"
     what = "forward and backward" if options.gradient else "forward"
-    report.note(f"us a call, medians; {what}; {how}; {options.call} calls; weight of x's dtype; torch {torch.__version__}.")
+    report.note(
+        f"us a call, medians; {what}; {how}; {options.call} calls; weight of x's dtype; torch {torch.__version__}."
+    )
     return report.close(options.json)
 
 

@@ -45,10 +45,12 @@ class Board:
     def fold(self, read: Callable[[Value], Value], count: Value):
         """The Fold of read(entry) over this thread's share of the candidates."""
 
+        whole = getattr(self.k.target, "whole", lambda entry: entry)
+
         def fold(start, f):
             @self.k.loop(self.k.thread, count, self.k.workgroup_size, carry=start)
             def out(i, so_far):
-                return f(so_far, read(self.entries.get(i)))
+                return f(so_far, read(whole(self.entries.get(i))))
 
             return out
 
