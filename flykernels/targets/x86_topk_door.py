@@ -8,9 +8,9 @@ that stays the same from release to release: a call costs no Python and needs no
 elements takes is less than a function registered from Python costs by itself.
 
 A call whose elements lie as kernels want them (strided, rows one distance apart on either side of the dimension) is
-looked up in a table of slots, by width, k and what `code_of` packs. The slot says who serves it: a kernel, called right here,
-or ATen. What no slot knows is asked of `resolve` (Python) once. Everything else, errors too, is `at::cpu::topk`'s.
-C++ exceptions of ATen pass through; the handles that the stack owned are given back on every way out.
+looked up in a table of slots, by width, k and what `code_of` packs. The slot says who serves it: a kernel, called right
+here, or ATen. What no slot knows is asked of `resolve` (Python) once. Everything else, errors too, is
+`at::cpu::topk`'s. C++ exceptions of ATen pass through; the handles that the stack owned are given back on each way out.
 """
 
 from __future__ import annotations

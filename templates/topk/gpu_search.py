@@ -1,8 +1,8 @@
 """The threshold search: which key do at least k of the workgroup's keys reach, and not many more?
 
 All threads look at once, each at keys of its own. A round counts the keys at and above a few pivots, as many as have
-room in a few words, and keeps the part of the range that holds the answer. Data plays no part in what it costs but by the
-number of rounds: no two threads compete for a histogram's bin."""
+room in a word or two, and keeps the part of the range that holds the answer. Data plays no part in what it costs but by
+the number of rounds: no two threads compete for a histogram's bin."""
 
 from __future__ import annotations
 
