@@ -13,6 +13,7 @@ from .order import key_of, one
 PAIR = 2  # candidates of a read of 16 bytes
 PAIRS = 4  # such reads in flight while a candidate is ranked
 PAD = PAIR * PAIRS
+MOST_MERGED = 8  # candidates of a run that a thread makes at a time
 MOST_SHARERS = 4  # lanes that share the ranking of a candidate
 
 
@@ -120,7 +121,7 @@ class Board:
         """visit(rank, entry) for all candidates, after sorting them: runs of a wave's length by counting, then two
         neighbouring runs become one, again and again. The board has room for them twice, and a wave's length more."""
         k, count, thread, length = self.k, self.count, self.k.thread.to(u32), self.k.target.lanes
-        outputs = next(n for n in (4, 2, 1) if n == 1 or self.capacity // 2 >= n * k.workgroup_size)  # a thread's
+        outputs = next(n for n in (1, 2, 4, MOST_MERGED) if n == MOST_MERGED or self.capacity // 2 <= n * k.workgroup_size)
         half = number(self.capacity // 2 // PAIR * PAIR)
         each = lambda visit: k.loop(k.thread, count, k.workgroup_size)(lambda i: visit(i.to(u32)))
 

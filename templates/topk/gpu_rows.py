@@ -87,12 +87,10 @@ class HeldRow:
                 positions.append(first + j)
         return HeldRow(k, order, lanes, lane, slot, here, want, place_bits, keys, positions, x, values, indices)
 
-    def entry(self, key: Value, position: Value | None = None) -> Value:
-        """The candidate with this key; its position where the key does not tell it."""
-        if self.place_bits:
-            everywhere = (1 << self.place_bits) - 1
-            key, position = key >> self.place_bits, (key & everywhere) ^ everywhere
-        return entry(key, position)
+    def told(self, key: Value) -> Value:
+        """The candidate whose position is in its key."""
+        everywhere = (1 << self.place_bits) - 1
+        return entry(key >> self.place_bits, (key & everywhere) ^ everywhere)
 
     def over(self, kind: str, v: Value) -> Value:
         """The sum, greatest or least over the row's lanes."""
@@ -134,7 +132,7 @@ class HeldRow:
 
         @k.when(on & (self.lane < self.want))
         def _():
-            self.write(self.lane, self.entry(found[1]))
+            self.write(self.lane, self.told(found[1]))
 
 
 def topk_rounds(k: Kernel, p: TopKProblem, cfg: TopKConfig):
@@ -215,7 +213,7 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
                 @k.when(rank < want)
                 def _():
-                    row.write(rank, row.entry(me) if told else me)
+                    row.write(rank, row.told(me) if told else me)
 
     flood = (fits ^ 1) & here
     any_row = over_lanes(k, "max", one(flood), k.target.lanes // lanes, lanes)  # of what a row's lanes share
