@@ -32,6 +32,7 @@ MISSING = object()
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 NUMBERS = {torch_door.F32: torch.float32, torch_door.BF16: torch.bfloat16, torch_door.F16: torch.float16}
 WIDE = 16  # bytes: alignment that the widest loads want
+HARD_FROM = 128  # a larger k is also measured on data made to be hard
 CHECKED_ROWS = 256  # of a case, against a stable sort: more would take longer than the measurement
 
 
@@ -80,9 +81,9 @@ class CpuTopK:
         """Puts a slot for a call that the table does not know; a message that the call is to fail with, or None."""
         dtype = NUMBERS[code & 0xFF]
         largest, misaligned = bool(code >> torch_door.LARGEST_BIT & 1), bool(code >> torch_door.MISALIGNED_BIT & 1)
-        threads = code >> torch_door.THREADS_SHIFT
-        align = dtype.itemsize if misaligned else WIDE
-        p = TopKProblem(rows, width, k, NAMES[dtype], largest, align=align)
+        threads, anywhere = code >> torch_door.THREADS_SHIFT, bool(code >> torch_door.ANY_BIT & 1)
+        align, layout = dtype.itemsize if misaligned else WIDE, "any" if anywhere else "last"
+        p = TopKProblem(rows, width, k, NAMES[dtype], largest, layout=layout, align=align)
         put = lambda state, **how: self.door.put(width, k, code, state, **how)
         why = p.why_not(self.device)
         if why:
@@ -117,8 +118,9 @@ class CpuTopK:
 
         target = getattr(targets, self.device.target)
         dtype = next(t for t, name in NAMES.items() if name == p.dtype)
-        offset = 0 if p.align >= WIDE else 1
-        x = _random(p.rows * p.width + offset, dtype, "cpu")[offset:].view(p.rows, p.width)
+        offset, dim = (0 if p.align >= WIDE else 1), (-1 if p.layout == "last" else 0)
+        shape = (p.rows, p.width) if p.layout == "last" else (p.width, p.rows)
+        x = _random(p.rows * p.width + offset, dtype, "cpu")[offset:].view(shape)
         candidates = []
         for c in configurations(p, target, threads).kept:
 
@@ -130,11 +132,11 @@ class CpuTopK:
 
             make.name = _name(c.config)  # type: ignore[attr-defined]
             candidates.append(make)
-        run = lambda: torch.topk(x, p.k, -1, p.largest, True)
+        run = lambda: torch.topk(x, p.k, dim, p.largest, True)
         aten = lambda: put(torch_door.ATEN)
         aten()
         want = run()
-        return eager_gate.contest(case, candidates, run, aten, lambda: check(run(), x, p.k, -1, p.largest, want))
+        return eager_gate.contest(case, candidates, run, aten, lambda: check(run(), x, p.k, dim, p.largest, want))
 
     def forget(self) -> None:
         self.door.forget()
@@ -258,7 +260,15 @@ class GpuTopK:
         def aten():
             self.plans[key] = None
 
-        run = lambda: torch.topk(x, k, dim, largest, True)
+        hard = torch.zeros_like(x) if k > HARD_FROM else None
+        if hard is not None and (hard.stride() != x.stride() or x.data_ptr() % WIDE != hard.data_ptr() % WIDE):
+            hard = None
+
+        def run():
+            if hard is not None:  # equal elements cost more where k is large: they count as much as the caller's
+                torch.topk(hard, k, dim, largest, True)
+            return torch.topk(x, k, dim, largest, True)
+
         aten()
         want = run()
         return eager_gate.contest(

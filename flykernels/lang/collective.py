@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..layout import Layout
 from ..mlir import llvm
 from .errors import TraceError
@@ -85,16 +87,16 @@ class Tally:
     `next_slot`, and every turn ends in one barrier. Between the last turn and the next `clear` lies another barrier.
 
     words: the shared memory to use, if it is the caller's to give and to clear; where the target counts conditions as
-    it synchronises, `count` needs none."""
+    it synchronises, `count` needs none. sums: how many values a turn may have, each with TALLY_WORDS words."""
 
-    def __init__(self, k, dtype, words: View | None = None):
-        self.k, self.dtype = k, dtype
-        self.words = words if words is not None else k.shared(dtype, Layout((TALLY_WORDS,), (1,)))
+    def __init__(self, k, dtype, words: View | None = None, sums: int = 1):
+        self.k, self.dtype, self.most = k, dtype, sums
+        self.words = words if words is not None else k.shared(dtype, Layout((TALLY_WORDS * sums,), (1,)))
 
     def clear(self):
         zero = constant(0, self.dtype)
 
-        @self.k.when(self.k.thread < TALLY_WORDS)
+        @self.k.when(self.k.thread < TALLY_WORDS * self.most)
         def _():
             self.words.put(zero, self.k.thread)
 
@@ -103,19 +105,26 @@ class Tally:
 
     def sum(self, value: Value, slot: Value) -> Value:
         """The sum of all threads' values, in all of them."""
-        k = self.k
-        mine = over_lanes(k, "add", value, k.target.lanes)
+        return self.sums([value], slot)[0]
+
+    def sums(self, values: Sequence[Value], slot: Value) -> list[Value]:
+        """The same of several values at once: not more than the tally has words for."""
+        k, after = self.k, self.next_slot(slot)
+        mine = [over_lanes(k, "add", v, k.target.lanes) for v in values]
+        of = lambda turn, i: turn * self.most + i
 
         @k.when((k.thread % k.target.lanes).equals(0))
         def _():
-            atomic(k, "add", self.words, mine, slot)
+            for i, v in enumerate(mine):
+                atomic(k, "add", self.words, v, of(slot, i))
 
         @k.when(k.thread.equals(0))
         def _():
-            self.words.put(constant(0, self.dtype), self.next_slot(slot))
+            for i in range(len(mine)):
+                self.words.put(constant(0, self.dtype), of(after, i))
 
         k.barrier()
-        return self.words.get(slot)
+        return [self.words.get(of(slot, i)) for i in range(len(mine))]
 
     def count(self, condition: Value, slot: Value) -> Value:
         """The number of threads where condition holds."""

@@ -19,7 +19,6 @@ SHIM = (  # each returns an i32 that is 0 on success
     "aoti_torch_get_data_ptr",
     "aoti_torch_empty_strided",
     "aoti_torch_delete_tensor_object",
-    "aoti_torch_cpu_topk",
     "torch_get_num_threads",  # also makes a thread that is new to torch use as many
     "torch_list_size",
     "torch_list_get_item",
@@ -119,16 +118,15 @@ EMPTY, ATEN, OURS = 0, 1, 2
 
 # ScalarType's numbers, which are part of serialized files (c10/core/ScalarType.h).
 F16, F32, BF16, I64 = 5, 6, 15, 4
-KNOWN_TO_ATEN = (0, 1, 2, 3, 4, F16, F32, 7, BF16)  # dtypes that at::cpu::topk takes: u8, i8, i16, i32, i64, ..., f64
 CPU = 0  # DeviceType's number
 
-LARGEST_BIT, MISALIGNED_BIT, ROWS_SHIFT, THREADS_SHIFT = 8, 9, 16, 32
+LARGEST_BIT, MISALIGNED_BIT, ANY_BIT, ROWS_SHIFT, THREADS_SHIFT = 8, 9, 10, 16, 32
 
 
-def code_of(scalar_type: int, largest: bool, misaligned: bool, rows: int, threads: int) -> int:
-    """What a slot holds of a call besides width and k: rows by powers of two."""
+def code_of(scalar_type: int, largest: bool, misaligned: bool, rows: int, threads: int, anywhere: bool = False) -> int:
+    """What a slot holds of a call besides width and k: rows by powers of two. anywhere: rows have strides."""
     bucket = max(0, rows - 1).bit_length()
-    flags = largest << LARGEST_BIT | misaligned << MISALIGNED_BIT
+    flags = largest << LARGEST_BIT | misaligned << MISALIGNED_BIT | anywhere << ANY_BIT
     return scalar_type | flags | bucket << ROWS_SHIFT | threads << THREADS_SHIFT
 
 

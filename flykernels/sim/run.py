@@ -245,23 +245,21 @@ class Simulation:
             g = running.pop(k)
             others = [x.pc for x in running]
             stop = -1 if keep_order or not others else min(others)
-            parts = self._run(g, stop)
-            for p in parts:
-                kind = self.program.bound[p.pc].kind
-                if kind == BARRIER and p.pc != stop:
-                    waiting.append(p)
-                elif kind == END and p.pc != stop:
-                    barriers[p.waves] = p.barriers
-                else:
-                    running.append(p)
+            parts, arrived = self._run(g, stop)
+            if not arrived:
+                running += parts
+            elif self.program.bound[g.pc].kind == BARRIER:
+                waiting += parts
+            else:
+                barriers[g.waves] = g.barriers
             if len(running) > 1 and not keep_order:
                 running = self._merge(running)
         return waiting
 
-    def _run(self, g: Group, stop: int) -> list[Group]:
+    def _run(self, g: Group, stop: int) -> tuple[list[Group], bool]:
         """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another
-        group
-        stands."""
+        group stands. (What has become of it, whether it has come to a barrier or the end: a branch may lead to either,
+        and then the instruction itself has not run.)"""
         bound, hits, n = self.program.bound, self.hits, g.n
         trace = self.machine.trace
         check = self.check
@@ -298,13 +296,14 @@ class Simulation:
                         pc = b.target
                     elif taken.any():
                         self.left = left
-                        return [g.take(np.flatnonzero(taken), b.target), g.take(np.flatnonzero(~taken), pc + 1)]
+                        parts = [g.take(np.flatnonzero(taken), b.target), g.take(np.flatnonzero(~taken), pc + 1)]
+                        return parts, False
                     else:
                         pc += 1
             elif kind in (BARRIER, END):
                 g.pc = pc
                 self.left = left
-                return [g]
+                return [g], True
             else:
                 g.pc = pc
                 if b.vm >= 0 and len(g.vm) > b.vm:
@@ -318,7 +317,7 @@ class Simulation:
             if pc == stop:
                 g.pc = pc
                 self.left = left
-                return [g]
+                return [g], False
 
     def _in_flight(self, g: Group, b) -> None:
         """A register is touched while an operation in flight will write it."""

@@ -159,6 +159,11 @@ class Gfx950(Gpu):
             out = out.insert(i, one(v[i]))
         return out
 
+    def whole(self, v: Value) -> Value:
+        """A 64-bit integer as it is, of which LLVM takes no half: a read of neighbours from LDS stays one of 8 bytes a
+        lane, as halves of them would be in every second bank."""
+        return Value(llvm.inline_asm(mlir_type(v.dtype), [v.ssa], "", "=v,0"), v.dtype)
+
     # -- waits and barriers
     def barrier(self):
         """This wave's LDS operations are done; then all waves meet. Loads from memory stay in flight: wait_loads."""

@@ -8,89 +8,135 @@ from .x86_door import call, constants, put, room, word
 VECTOR = 16  # bytes: rows at multiples of it are read with the widest loads
 
 
-def rows() -> str:
-    """rows(handle, k, dim, call): 1 if kernels may be asked, and then call = {address, rows, width, row stride, code,
-    rank, sizes, scalar type}."""
+WORDS = 13  # of what `rows` tells of a call
+
+
+def collapse() -> str:
+    """collapse(sizes, strides, first, end, at): 1 if these axes are evenly spaced, as one axis is; at = {elements,
+    stride, or 0 of one element}."""
     return f"""
-  llvm.func internal @rows(%h: !llvm.ptr, %k: i64, %dim: i64, %largest: i64, %call: !llvm.ptr) -> i1 {{
-    {room("nd_", "dt_", "sz_", "st_", "at_")}
-    {constants(zero=0, one=1, minus=-1, f16=door.F16, f32=door.F32, bf16=door.BF16, most=door.ELEMENTS_MOST)}
-    {constants(rank_most=door.DIMENSIONS_MOST, low=VECTOR - 1, two=2, sixtyfour=64, largest_bit=door.LARGEST_BIT)}
-    {constants(misaligned_bit=door.MISALIGNED_BIT, rows_shift=door.ROWS_SHIFT, threads_shift=door.THREADS_SHIFT)}
-    llvm.store %zero, %dt_ : i64, !llvm.ptr
-    {call("%r0", "aoti_torch_get_dim", "%h: !llvm.ptr, %nd_: !llvm.ptr")}
-    {call("%r1", "aoti_torch_get_dtype", "%h: !llvm.ptr, %dt_: !llvm.ptr")}
-    {call("%r2", "aoti_torch_get_sizes", "%h: !llvm.ptr, %sz_: !llvm.ptr")}
-    {call("%r3", "aoti_torch_get_strides", "%h: !llvm.ptr, %st_: !llvm.ptr")}
-    %r01 = llvm.or %r0, %r1 : i32
-    %r23 = llvm.or %r2, %r3 : i32
-    %failed = llvm.or %r01, %r23 : i32
-    %none = llvm.mlir.constant(0 : i32) : i32
-    %read = llvm.icmp "eq" %failed, %none : i32
-    llvm.cond_br %read, ^type, ^no
-  ^type:
-    %nd = llvm.load %nd_ : !llvm.ptr -> i64
-    %dt = llvm.load %dt_ : !llvm.ptr -> i64
-    %sz = llvm.load %sz_ : !llvm.ptr -> !llvm.ptr
-    %st = llvm.load %st_ : !llvm.ptr -> !llvm.ptr
-    %is16 = llvm.icmp "eq" %dt, %f16 : i64
-    %is32 = llvm.icmp "eq" %dt, %f32 : i64
-    %isb = llvm.icmp "eq" %dt, %bf16 : i64
-    %either = llvm.or %is16, %is32 : i1
-    %typed = llvm.or %either, %isb : i1
-    %last = llvm.sub %nd, %one : i64
-    %d0 = llvm.icmp "eq" %dim, %minus : i64
-    %d1 = llvm.icmp "eq" %dim, %last : i64
-    %along = llvm.or %d0, %d1 : i1
-    %has = llvm.icmp "sge" %last, %zero : i64
-    %few = llvm.icmp "sle" %nd, %rank_most : i64
-    %a0 = llvm.and %typed, %along : i1
-    %a1 = llvm.and %has, %few : i1
-    %a = llvm.and %a0, %a1 : i1
-    llvm.cond_br %a, ^width, ^no
-  ^width:
-    {word("%width", "%sz", "%last")}
-    {word("%unit", "%st", "%last")}
-    %u = llvm.icmp "eq" %unit, %one : i64
-    %k1 = llvm.icmp "sge" %k, %one : i64
-    %k2 = llvm.icmp "sle" %k, %width : i64
-    %w1 = llvm.icmp "sle" %width, %most : i64
-    %b0 = llvm.and %u, %k1 : i1
-    %b1 = llvm.and %k2, %w1 : i1
-    %b = llvm.and %b0, %b1 : i1
-    llvm.cond_br %b, ^axis(%last, %one, %width, %zero : i64, i64, i64, i64), ^no
-  ^axis(%above: i64, %rows: i64, %stride: i64, %next: i64):
-    %more = llvm.icmp "sgt" %above, %zero : i64
+  llvm.func internal @collapse(%sz: !llvm.ptr, %st: !llvm.ptr, %first: i64, %end: i64, %at: !llvm.ptr) -> i1 {{
+    {constants(zero=0, one=1)}
+    llvm.br ^axis(%end, %one, %zero, %zero : i64, i64, i64, i64)
+  ^axis(%above: i64, %count: i64, %stride: i64, %next: i64):
+    %more = llvm.icmp "sgt" %above, %first : i64
     llvm.cond_br %more, ^size, ^all
   ^size:
     %i = llvm.sub %above, %one : i64
     {word("%s", "%sz", "%i")}
     {word("%t", "%st", "%i")}
     %single = llvm.icmp "eq" %s, %one : i64
-    llvm.cond_br %single, ^axis(%i, %rows, %stride, %next : i64, i64, i64, i64), ^several
+    llvm.cond_br %single, ^axis(%i, %count, %stride, %next : i64, i64, i64, i64), ^several
   ^several:
-    %first = llvm.icmp "eq" %rows, %one : i64
+    %innermost = llvm.icmp "eq" %count, %one : i64
     %follows = llvm.icmp "eq" %t, %next : i64
-    %fits = llvm.or %first, %follows : i1
+    %fits = llvm.or %innermost, %follows : i1
     %some = llvm.icmp "sgt" %s, %zero : i64
     %c = llvm.and %fits, %some : i1
-    %stride2 = llvm.select %first, %t, %stride : i1, i64
+    %stride2 = llvm.select %innermost, %t, %stride : i1, i64
     %next2 = llvm.mul %t, %s : i64
-    %rows2 = llvm.mul %rows, %s : i64
-    llvm.cond_br %c, ^axis(%i, %rows2, %stride2, %next2 : i64, i64, i64, i64), ^no
+    %count2 = llvm.mul %count, %s : i64
+    llvm.cond_br %c, ^axis(%i, %count2, %stride2, %next2 : i64, i64, i64, i64), ^no
   ^all:
+    {put("%count", "%at", 0)}
+    {put("%stride", "%at", 1)}
+    %yes = llvm.mlir.constant(true) : i1
+    llvm.return %yes : i1
+  ^no:
+    %false = llvm.mlir.constant(false) : i1
+    llvm.return %false : i1
+  }}"""
+
+
+def rows() -> str:
+    """rows(handle, k, dim, largest, call): 1 if kernels may be asked, and then call = {0 address, 1 rows, 2 width,
+    3 stride from one row (of the outer axes) to the next, 4 code, 5 rank, 6 sizes, 7 scalar type, 8 the dimension,
+    9 rows of the inner axes, 10 stride along the row, 11 stride of the inner axes, 12 elements that x spans}."""
+    return f"""
+  llvm.func internal @rows(%h: !llvm.ptr, %k: i64, %dim: i64, %largest: i64, %call: !llvm.ptr) -> i1 {{
+    {room("nd_", "dt_", "sz_", "st_", "at_")}
+    {constants(zero=0, one=1, f16=door.F16, f32=door.F32, bf16=door.BF16, most=door.ELEMENTS_MOST)}
+    {constants(rank_most=door.DIMENSIONS_MOST, low=VECTOR - 1, two=2, sixtyfour=64, largest_bit=door.LARGEST_BIT)}
+    {constants(misaligned_bit=door.MISALIGNED_BIT, rows_shift=door.ROWS_SHIFT, threads_shift=door.THREADS_SHIFT)}
+    {constants(any_bit=door.ANY_BIT)}
+    %outer_ = llvm.alloca %two x i64 : (i64) -> !llvm.ptr
+    %inner_ = llvm.alloca %two x i64 : (i64) -> !llvm.ptr
+    llvm.store %zero, %dt_ : i64, !llvm.ptr
+    {call("%r1", "aoti_torch_get_dtype", "%h: !llvm.ptr, %dt_: !llvm.ptr")}
+    %none = llvm.mlir.constant(0 : i32) : i32
+    %asked = llvm.icmp "eq" %r1, %none : i32
+    %dt = llvm.load %dt_ : !llvm.ptr -> i64
+    %is16 = llvm.icmp "eq" %dt, %f16 : i64
+    %is32 = llvm.icmp "eq" %dt, %f32 : i64
+    %isb = llvm.icmp "eq" %dt, %bf16 : i64
+    %either = llvm.or %is16, %is32 : i1
+    %known = llvm.or %either, %isb : i1
+    %typed = llvm.and %asked, %known : i1
+    llvm.cond_br %typed, ^shape, ^no
+  ^shape:
+    {call("%r0", "aoti_torch_get_dim", "%h: !llvm.ptr, %nd_: !llvm.ptr")}
+    {call("%r2", "aoti_torch_get_sizes", "%h: !llvm.ptr, %sz_: !llvm.ptr")}
+    {call("%r3", "aoti_torch_get_strides", "%h: !llvm.ptr, %st_: !llvm.ptr")}
+    %r01 = llvm.or %r0, %r2 : i32
+    %failed = llvm.or %r01, %r3 : i32
+    %read = llvm.icmp "eq" %failed, %none : i32
+    llvm.cond_br %read, ^dimension, ^no
+  ^dimension:
+    %nd = llvm.load %nd_ : !llvm.ptr -> i64
+    %sz = llvm.load %sz_ : !llvm.ptr -> !llvm.ptr
+    %st = llvm.load %st_ : !llvm.ptr -> !llvm.ptr
+    %back = llvm.icmp "slt" %dim, %zero : i64
+    %wrapped = llvm.add %dim, %nd : i64
+    %d = llvm.select %back, %wrapped, %dim : i1, i64
+    %d0 = llvm.icmp "sge" %d, %zero : i64
+    %d1 = llvm.icmp "slt" %d, %nd : i64
+    %few = llvm.icmp "sle" %nd, %rank_most : i64
+    %a0 = llvm.and %d0, %d1 : i1
+    %a = llvm.and %a0, %few : i1
+    llvm.cond_br %a, ^width, ^no
+  ^width:
+    {word("%width", "%sz", "%d")}
+    {word("%along_", "%st", "%d")}
+    %lone = llvm.icmp "eq" %width, %one : i64
+    %along = llvm.select %lone, %one, %along_ : i1, i64
+    %k1 = llvm.icmp "sge" %k, %one : i64
+    %k2 = llvm.icmp "sle" %k, %width : i64
+    %w1 = llvm.icmp "sle" %width, %most : i64
+    %b0 = llvm.and %k1, %k2 : i1
+    %b = llvm.and %b0, %w1 : i1
+    llvm.cond_br %b, ^outer, ^no
+  ^outer:
+    %good0 = llvm.call @collapse(%sz, %st, %zero, %d, %outer_) : (!llvm.ptr, !llvm.ptr, i64, i64, !llvm.ptr) -> i1
+    llvm.cond_br %good0, ^inner, ^no
+  ^inner:
+    %behind = llvm.add %d, %one : i64
+    %good1 = llvm.call @collapse(%sz, %st, %behind, %nd, %inner_) : (!llvm.ptr, !llvm.ptr, i64, i64, !llvm.ptr) -> i1
+    llvm.cond_br %good1, ^all, ^no
+  ^all:
+    {word("%outer_rows", "%outer_", 0)}
+    {word("%outer_stride", "%outer_", 1)}
+    {word("%inner_rows", "%inner_", 0)}
+    {word("%inner_stride", "%inner_", 1)}
+    %rows = llvm.mul %outer_rows, %inner_rows : i64
     %elements = llvm.mul %rows, %width : i64
     %not_many = llvm.icmp "ule" %elements, %most : i64
     llvm.cond_br %not_many, ^describe, ^no
   ^describe:
     {call("%r4", "aoti_torch_get_data_ptr", "%h: !llvm.ptr, %at_: !llvm.ptr")}
     %address = llvm.load %at_ : !llvm.ptr -> i64
+    %one_row = llvm.icmp "eq" %outer_rows, %one : i64
+    %stride = llvm.select %one_row, %width, %outer_stride : i1, i64
+    %unit = llvm.icmp "eq" %along, %one : i64
+    %rowwise = llvm.icmp "eq" %inner_rows, %one : i64
+    %last = llvm.and %unit, %rowwise : i1
+    %anywhere = llvm.select %last, %zero, %one : i1, i64
     %shift = llvm.select %is32, %two, %one : i1, i64
     %row_bytes = llvm.shl %stride, %shift : i64
     %both = llvm.or %address, %row_bytes : i64
     %odd = llvm.and %both, %low : i64
     %isodd = llvm.icmp "ne" %odd, %zero : i64
-    %misaligned = llvm.zext %isodd : i1 to i64
+    %odd_row = llvm.zext %isodd : i1 to i64
+    %misaligned = llvm.or %odd_row, %anywhere : i64
     %before = llvm.sub %rows, %one : i64
     %zeros = "llvm.intr.ctlz"(%before) <{{is_zero_poison = false}}> : (i64) -> i64
     %bucket = llvm.sub %sixtyfour, %zeros : i64
@@ -102,10 +148,21 @@ def rows() -> str:
     %e1 = llvm.shl %misaligned, %misaligned_bit : i64
     %e2 = llvm.shl %bucket, %rows_shift : i64
     %e3 = llvm.shl %threads, %threads_shift : i64
+    %e4 = llvm.shl %anywhere, %any_bit : i64
     %o0 = llvm.or %dt, %e0 : i64
     %o1 = llvm.or %e1, %e2 : i64
-    %o2 = llvm.or %o0, %o1 : i64
-    %code = llvm.or %o2, %e3 : i64
+    %o2 = llvm.or %e3, %e4 : i64
+    %o3 = llvm.or %o0, %o1 : i64
+    %code = llvm.or %o2, %o3 : i64
+    %n0 = llvm.sub %outer_rows, %one : i64
+    %n1 = llvm.sub %inner_rows, %one : i64
+    %n2 = llvm.sub %width, %one : i64
+    %s0 = llvm.mul %n0, %outer_stride : i64
+    %s1 = llvm.mul %n1, %inner_stride : i64
+    %s2 = llvm.mul %n2, %along : i64
+    %s3 = llvm.add %s0, %s1 : i64
+    %s4 = llvm.add %s2, %one : i64
+    %span = llvm.add %s3, %s4 : i64
     {put("%address", "%call", 0)}
     {put("%rows", "%call", 1)}
     {put("%width", "%call", 2)}
@@ -114,6 +171,11 @@ def rows() -> str:
     {put("%nd", "%call", 5)}
     {put("%sz", "%call", 6, "!llvm.ptr")}
     {put("%dt", "%call", 7)}
+    {put("%d", "%call", 8)}
+    {put("%inner_rows", "%call", 9)}
+    {put("%along", "%call", 10)}
+    {put("%inner_stride", "%call", 11)}
+    {put("%span", "%call", 12)}
     %yes = llvm.mlir.constant(true) : i1
     llvm.return %yes : i1
   ^no:
@@ -133,9 +195,9 @@ def dense() -> str:
     llvm.store %zero, %dev_ : i64, !llvm.ptr
     {word("%x", "%call", 0)}
     {word("%rows", "%call", 1)}
-    {word("%width", "%call", 2)}
-    {word("%stride", "%call", 3)}
+    {word("%dim", "%call", 8)}
     {word("%rank", "%call", 5)}
+    {word("%span", "%call", 12)}
     {word("%wanted", "%call", 6, "!llvm.ptr")}
     {word("%xtype", "%call", 7)}
     {call("%r0", "aoti_torch_get_dim", "%h: !llvm.ptr, %nd_: !llvm.ptr")}
@@ -170,8 +232,8 @@ def dense() -> str:
     {word("%s", "%sz", "%i")}
     {word("%t", "%st", "%i")}
     {word("%outer", "%wanted", "%i")}
-    %inner = llvm.icmp "eq" %above, %rank : i64
-    %w = llvm.select %inner, %k, %outer : i1, i64
+    %chosen = llvm.icmp "eq" %i, %dim : i64
+    %w = llvm.select %chosen, %k, %outer : i1, i64
     %same = llvm.icmp "eq" %s, %w : i64
     %single = llvm.icmp "eq" %s, %one : i64
     %follows = llvm.icmp "eq" %t, %next : i64
@@ -188,9 +250,6 @@ def dense() -> str:
     {put("%end", "%at", 1)}
     %is32 = llvm.icmp "eq" %xtype, %f32 : i64
     %shift = llvm.select %is32, %two, %one : i1, i64
-    %before = llvm.sub %rows, %one : i64
-    %skipped = llvm.mul %before, %stride : i64
-    %span = llvm.add %skipped, %width : i64
     %span_bytes = llvm.shl %span, %shift : i64
     %x_end = llvm.add %x, %span_bytes : i64
     %left = llvm.icmp "ule" %end, %x : i64

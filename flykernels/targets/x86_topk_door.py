@@ -7,10 +7,10 @@ This is the convention of `aoti_torch_library_impl` (torch/csrc/inductor/aoti_to
 that stays the same from release to release: a call costs no Python and needs no GIL. What a top-k of a few hundred
 elements takes is less than a function registered from Python costs by itself.
 
-A call whose elements lie as kernels want them (strided, last dimension, unit stride, rows one distance apart) is looked
-up in a table of slots, by width, k and what `code_of` packs. The slot says who serves it: a kernel, called right here,
-or ATen. What no slot knows is asked of `resolve` (Python) once. Everything else, errors too, is `at::cpu::topk`'s.
-C++ exceptions of ATen pass through; the handles that the stack owned are given back on every way out.
+A call whose elements lie as kernels want them (strided, rows one distance apart on either side of the dimension) is
+looked up in a table of slots, by width, k and what `code_of` packs. The slot says who serves it: a kernel, called right
+here, or ATen. What no slot knows is asked of `resolve` (Python) once. Everything else, errors too, is
+`at::cpu::topk`'s. C++ exceptions of ATen pass through; the handles that the stack owned are given back on each way out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..codeobject import CodeObject
 from ..launch import torch_door as door
 from ..launch.torch_door import TopkWords
 from .x86_door import PERSONALITY, call, compile_door, constants, find, invoke, module, put, room, say, word
-from .x86_topk_call import dense, rows
+from .x86_topk_call import WORDS, collapse, dense, rows
 
 ENTRIES = ("topk", "topk_values")
 LINE = 64  # bytes: alignment of memory that kernels are handed
@@ -27,16 +27,20 @@ LINE = 64  # bytes: alignment of memory that kernels are handed
 
 def build() -> CodeObject:
     """The door as an object with the entries `ENTRIES`. It serves any kernel of templates/topk for x86."""
-    functions = (rows(), find(), _launch(), dense(), _topk(), _topk_values())
+    functions = (collapse(), rows(), find(), _launch(), dense(), _topk(), _topk_values())
     return compile_door("topk", module("topk", *functions), ENTRIES[0])
 
 
 def _launch() -> str:
     """launch(slot, call, values, indices, k): runs the slot's kernel on dense results; 0 if memory ran out."""
     pointers = ", ".join(["!llvm.ptr"] * 3)
-    plain = f"({pointers}, i32, i32, i32, i64, i64, i64, !llvm.ptr, i32) -> ()"
-    split = f"({pointers}, i32, i32, i32, i64, i64, i64, i32, !llvm.ptr, !llvm.ptr, i32) -> ()"
-    arguments = "%x, %values, %indices, %rows32, %width32, %k32, %stride, %k, %k"
+    apart = ", ".join(["i64"] * 9)
+    plain, split = "!llvm.ptr, i32) -> ()", "i32, !llvm.ptr, !llvm.ptr, i32) -> ()"
+    last, anywhere = f"({pointers}, i32, i32, i32, i64, i64, i64", f"({pointers}, i32, i32, i32, i32, {apart}"
+    first = "%x, %values, %indices, %rows32, %width32, %k32"
+    in_rows = f"{first}, %stride, %k, %k"
+    out = "%out_outer, %inner_rows, %one"
+    with_strides = f"{first}, %inner32, %stride, %along, %inner, {out}, {out}"
     return f"""
   llvm.func internal @memory(%bytes: i64) -> !llvm.ptr {{
     {constants(zero=0, line=LINE, up=LINE - 1, down=-LINE)}
@@ -54,7 +58,7 @@ def _launch() -> str:
   llvm.func internal @launch(
     %slot: !llvm.ptr, %call: !llvm.ptr, %values: !llvm.ptr, %indices: !llvm.ptr, %k: i64
   ) -> i1 {{
-    {constants(zero=0)}
+    {constants(zero=0, one=1, any_bit=1 << door.ANY_BIT)}
     %null = llvm.mlir.zero : !llvm.ptr
     %false = llvm.mlir.constant(false) : i1
     %true = llvm.mlir.constant(true) : i1
@@ -63,6 +67,10 @@ def _launch() -> str:
     {word("%rows", "%call", 1)}
     {word("%width", "%call", 2)}
     {word("%stride", "%call", 3)}
+    {word("%code", "%call", 4)}
+    {word("%inner_rows", "%call", 9)}
+    {word("%along", "%call", 10)}
+    {word("%inner", "%call", 11)}
     {word("%kernel", "%slot", TopkWords.KERNEL.value, "!llvm.ptr")}
     {word("%most", "%slot", TopkWords.THREADS.value)}
     {word("%parts", "%slot", TopkWords.PARTS.value)}
@@ -72,6 +80,10 @@ def _launch() -> str:
     %width32 = llvm.trunc %width : i64 to i32
     %k32 = llvm.trunc %k : i64 to i32
     %parts32 = llvm.trunc %parts : i64 to i32
+    %inner32 = llvm.trunc %inner_rows : i64 to i32
+    %out_outer = llvm.mul %k, %inner_rows : i64
+    %apart = llvm.and %code, %any_bit : i64
+    %is_apart = llvm.icmp "ne" %apart, %zero : i64
     {call("%allowed", "omp_get_max_threads")}
     %most32 = llvm.trunc %most : i64 to i32
     %threads = llvm.intr.smin(%allowed, %most32) : (i32, i32) -> i32
@@ -92,11 +104,21 @@ def _launch() -> str:
     %is_split = llvm.icmp "ne" %parts, %zero : i64
     llvm.cond_br %is_split, ^split, ^plain
   ^plain:
-    llvm.call %kernel({arguments}, %own, %threads) : !llvm.ptr, {plain}
+    llvm.cond_br %is_apart, ^plain_apart, ^plain_rows
+  ^plain_rows:
+    llvm.call %kernel({in_rows}, %own, %threads) : !llvm.ptr, {last}, {plain}
+    llvm.br ^give_back(%true : i1)
+  ^plain_apart:
+    llvm.call %kernel({with_strides}, %own, %threads) : !llvm.ptr, {anywhere}, {plain}
     llvm.br ^give_back(%true : i1)
   ^split:
     {call("%ignored", "memset", "%space: !llvm.ptr, %nothing: i32, %shared_bytes: i64", "!llvm.ptr")}
-    llvm.call %kernel({arguments}, %parts32, %space, %own, %threads) : !llvm.ptr, {split}
+    llvm.cond_br %is_apart, ^split_apart, ^split_rows
+  ^split_rows:
+    llvm.call %kernel({in_rows}, %parts32, %space, %own, %threads) : !llvm.ptr, {last}, {split}
+    llvm.br ^give_back(%true : i1)
+  ^split_apart:
+    llvm.call %kernel({with_strides}, %parts32, %space, %own, %threads) : !llvm.ptr, {anywhere}, {split}
     llvm.br ^give_back(%true : i1)
   ^give_back(%done: i1):
     {call("", "free", "%own: !llvm.ptr", "")}
@@ -121,17 +143,17 @@ def _arguments() -> str:
 
 
 def _topk() -> str:
-    known = sum(1 << n for n in door.KNOWN_TO_ATEN)
     return f"""
   llvm.func @topk(%stack: !llvm.ptr, %arguments: i64, %results: i64) {PERSONALITY} {{
     {_arguments()}
     %eight = llvm.mlir.constant(8 : i64) : i64
     %rank_most = llvm.mlir.constant({door.DIMENSIONS_MOST} : i64) : i64
-    %call = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
+    %cells = llvm.mlir.constant({WORDS} : i64) : i64
+    %call = llvm.alloca %cells x i64 : (i64) -> !llvm.ptr
     %osz = llvm.alloca %rank_most x i64 : (i64) -> !llvm.ptr
     %ost = llvm.alloca %rank_most x i64 : (i64) -> !llvm.ptr
     %both = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
-    {room("v_", "i_", "vp_", "ip_", "said", "nd_", "dt_", "sz_")}
+    {room("v_", "i_", "vp_", "ip_", "said")}
     %null = llvm.mlir.zero : !llvm.ptr
     %fine = llvm.mlir.constant(0 : i32) : i32
     %cpu = llvm.mlir.constant({door.CPU} : i32) : i32
@@ -156,6 +178,7 @@ def _topk() -> str:
     {word("%nd", "%call", 5)}
     {word("%sz", "%call", 6, "!llvm.ptr")}
     {word("%dt", "%call", 7)}
+    {word("%at_dim", "%call", 8)}
     llvm.br ^axis(%nd, %one : i64, i64)
   ^axis(%above: i64, %next: i64):
     %more = llvm.icmp "sgt" %above, %zero : i64
@@ -163,8 +186,8 @@ def _topk() -> str:
   ^size:
     %i = llvm.sub %above, %one : i64
     {word("%outer", "%sz", "%i")}
-    %inner = llvm.icmp "eq" %above, %nd : i64
-    %s = llvm.select %inner, %k, %outer : i1, i64
+    %chosen = llvm.icmp "eq" %i, %at_dim : i64
+    %s = llvm.select %chosen, %k, %outer : i1, i64
     {put("%s", "%osz", "%i")}
     {put("%next", "%ost", "%i")}
     %next2 = llvm.mul %next, %s : i64
@@ -196,53 +219,9 @@ def _topk() -> str:
     {call("%e5", "aoti_torch_delete_tensor_object", "%v: !llvm.ptr")}
     llvm.br ^aten
   ^aten:
-    {constants(minus=-1, known=known, sixteen=16)}
-    llvm.store %zero, %dt_ : i64, !llvm.ptr
-    {call("%e6", "aoti_torch_get_dim", "%h: !llvm.ptr, %nd_: !llvm.ptr")}
-    {call("%e7", "aoti_torch_get_dtype", "%h: !llvm.ptr, %dt_: !llvm.ptr")}
-    {call("%e8", "aoti_torch_get_sizes", "%h: !llvm.ptr, %sz_: !llvm.ptr")}
-    %and = llvm.load %nd_ : !llvm.ptr -> i64
-    %adt = llvm.load %dt_ : !llvm.ptr -> i64
-    %asz = llvm.load %sz_ : !llvm.ptr -> !llvm.ptr
-    %axes = llvm.intr.smax(%and, %one) : (i64, i64) -> i64
-    %lowest = llvm.sub %zero, %axes : i64
-    %x0 = llvm.icmp "sge" %dim, %lowest : i64
-    %x1 = llvm.icmp "slt" %dim, %axes : i64
-    %x2 = llvm.icmp "ult" %adt, %sixteen : i64
-    %type_bit = llvm.shl %one, %adt : i64
-    %type_known = llvm.and %type_bit, %known : i64
-    %x3 = llvm.icmp "ne" %type_known, %zero : i64
-    %x4 = llvm.and %x0, %x1 : i1
-    %x5 = llvm.and %x2, %x3 : i1
-    %x6 = llvm.and %x4, %x5 : i1
-    llvm.cond_br %x6, ^k_of, ^throw
-  ^k_of:
-    %scalar = llvm.icmp "eq" %and, %zero : i64
-    llvm.cond_br %scalar, ^k(%one : i64), ^k_size
-  ^k_size:
-    %back = llvm.icmp "slt" %dim, %zero : i64
-    %wrapped = llvm.add %dim, %and : i64
-    %at = llvm.select %back, %wrapped, %dim : i1, i64
-    {word("%along", "%asz", "%at")}
-    llvm.br ^k(%along : i64)
-  ^k(%size_along: i64):
-    %y0 = llvm.icmp "sge" %k, %zero : i64
-    %y1 = llvm.icmp "sle" %k, %size_along : i64
-    %y = llvm.and %y0, %y1 : i1
-    llvm.cond_br %y, ^original, ^throw
-  ^original:
-    %largest32 = llvm.trunc %largest : i64 to i32
-    %sorted32 = llvm.trunc %sorted : i64 to i32
-    {call("%e9", "aoti_torch_cpu_topk", "%h: !llvm.ptr, %k: i64, %dim: i64, %largest32: i32, %sorted32: i32, "
-           "%v_: !llvm.ptr, %i_: !llvm.ptr")}
-    %went = llvm.icmp "eq" %e9, %fine : i32
-    %v2 = llvm.load %v_ : !llvm.ptr -> !llvm.ptr
-    %n2 = llvm.load %i_ : !llvm.ptr -> !llvm.ptr
-    llvm.cond_br %went, ^leave(%v2, %n2 : !llvm.ptr, !llvm.ptr), ^throw
-  ^throw:
     {invoke(door.TOPK, "%both: !llvm.ptr, %h: !llvm.ptr, %k: i64, %dim: i64, %largest8: i8, %sorted8: i8",
-             "^unexpected", "^unwind")}
-  ^unexpected:
+             "^boxes", "^unwind")}
+  ^boxes:
     {call("%box0", "malloc", "%eight: i64", "!llvm.ptr")}
     {call("%box1", "malloc", "%eight: i64", "!llvm.ptr")}
     {word("%second", "%both", 0)}
@@ -269,7 +248,8 @@ def _topk_values() -> str:
     {word("%v", "%stack", 5, "!llvm.ptr")}
     {word("%n", "%stack", 6, "!llvm.ptr")}
     %eight = llvm.mlir.constant(8 : i64) : i64
-    %call = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
+    %cells = llvm.mlir.constant({WORDS} : i64) : i64
+    %call = llvm.alloca %cells x i64 : (i64) -> !llvm.ptr
     %both = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
     %v_at = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
     %n_at = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr

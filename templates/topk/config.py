@@ -16,12 +16,13 @@ class TopKConfig:
                     "rounds"  GPU: a few lanes hold a row in registers, and look for the best k times
                     "rows"    GPU: the same, but the lanes' bests tell which elements to rank at all
                     "block"   GPU: a workgroup walks a row in chunks; a threshold from the maxima of groups
-                    "select"  GPU: the same, with a threshold from a radix selection: for large k
+                    "select"  GPU: the same for large k: more groups than threads, and a board that is sorted
     most_k          largest k
-    most_width      largest width; 0: any
+    most_width      largest width; 0: any. "block", "select": the chunk, which is all there is of a row
     workgroup_size  threads of a workgroup (x86: 1)
     lanes           that share a row ("rounds", "rows")
     elements        a thread holds of a row, or of a chunk of it
+    groups          "block", "select": groups of them; the best of a group speaks for it in the search for a threshold
     resident        workgroups that shall fit on a compute unit: registers are limited for it (sm_90a)
     split           a row may be given to `parts` workgroups, the last of which merges: needs a workspace
     parts           workgroups a row, an argument of the launch
@@ -34,6 +35,7 @@ class TopKConfig:
     workgroup_size: int = 1
     lanes: int = 1
     elements: int = 1
+    groups: int = 1
     resident: int = 1
     split: bool = False
     parts: int = 1

@@ -1,9 +1,9 @@
 """TopK on a GPU: a workgroup walks a row, or a part of one, in chunks of which each thread holds a few elements.
 
 `floor` is the key that an element must beat: at least k elements seen so far reach it. A chunk is looked at once, with
-one comparison a thread. Where more threads than needed hold something better, the floor is raised first: among the
-threads' best, at least k and not many more reach the new one, so no data can flood the board. What beats the floor
-goes to the board; when that is full, it is cut back to the best.
+one comparison a group: a thread's elements, or some of them where k is large. Where more groups than needed hold
+something better, the floor is raised first: among the groups' bests, at least k and not many more reach the new one, so
+no data can flood the board. What beats the floor goes to the board; when that is full, it is cut back to the best.
 
 Elements come in the order of their positions, chunk by chunk, so that one equal to the floor is late: it loses.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32
-from flykernels.lang import Kernel, Value, maximum, minimum, select, u32
+from flykernels.lang import Kernel, Value, maximum, minimum, select, trailing_zeros, u32
 
 from .access import Given, vector_of, write_result
 from .config import TopKConfig
@@ -23,16 +23,19 @@ from .order import ALL, Order, entry, one, tree
 from .problem import TopKProblem
 
 
-def best_of(k: Kernel, order: Order, vectors: list[Value]) -> Value:
-    """The best of a thread's elements, as f32: compared as they are where the target compares pairs of that type."""
-    if vectors[0].dtype not in k.target.packed_maximum:
-        return tree(order.better, [v[j].to(f32) for v in vectors for j in range(v.width or 1)])
-    return tree(order.better, vectors).fold(order.better).to(f32)
+def best_of(k: Kernel, order: Order, group: list[tuple]) -> Value:
+    """The best of a group, as f32: compared as they are where the target compares pairs of that type. group: (vector,
+    which of its elements, ...) each."""
+    first = group[0][0]
+    whole = len(group) % (first.width or 1) == 0
+    if first.dtype not in k.target.packed_maximum or not whole:
+        return tree(order.better, [v[j].to(f32) for v, j, *_ in group])
+    return tree(order.better, [v for v, j, *_ in group if j == 0]).fold(order.better).to(f32)
 
 
 def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     k.of_target.beside = cfg.resident
-    given, order = Given.declare(k, p, cfg), Order(p.largest)
+    given, order = Given.declare(k, p, cfg), Order.short(p.largest, p.element)
     k.grid = ((Extent("rows"), *((Extent("parts"),) if cfg.split else ())),)
     width, want = given["width"].to(u32), given["k"].to(u32)
     vector, threads, thread = vector_of(p), cfg.workgroup_size, k.thread.to(u32)
@@ -49,58 +52,63 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         span = (width + (parts * chunk - 1)) // (parts * chunk) * chunk
         begin = minimum(part * span, vectors)
         end = minimum(begin + span, vectors)
+    size = cfg.elements // cfg.groups  # of a group
     shared = Shared(k, cfg, want)
     shared.begin()
     place = lambda c: (thread + c * threads) * vector  # of this thread's vector c in a chunk
 
     def fetch(base: Value) -> tuple[Value, ...]:
-        """The chunk's vectors. Beyond the end this thread's first is read again: that changes no thread's best."""
+        """The chunk's vectors. Beyond the end the first of its group is read again: that changes no group's best."""
         at = [base + place(c) for c in range(cfg.elements // vector)]
-        first = select(at[0] < end, at[0], begin)
-        inside = [first, *(select(a < end, a, first) for a in at[1:])]
+        inside: list[Value] = []
+        for c, a in enumerate(at):
+            first = c * vector // size * size // vector
+            inside.append(select(a < end, a, inside[first] if first < c else begin))
         return tuple(x.read(a, vector if vector > 1 else None) for a in inside)
 
     def take(vectors: list[Value], places: list[Value], present: list[Value], floor: Value, slot: Value):
         """Considers some vectors for all threads; the new floor. slot: of the tally of hits.
 
         places: positions of the vectors' first elements. present: whether there is such a vector."""
-        best = best_of(k, order, vectors)
         unknown = floor < 2  # fewer than k numbers so far: all count
-        hit = (order.may_beat(best, order.value(floor)) | unknown) & present[0] & (floor < ALL)
+        limit = order.value(floor)
+        held = [(v, j, at + j, here) for v, at, here in zip(vectors, places, present) for j in range(v.width or 1)]
+        grouped = [held[i : i + size] for i in range(0, len(held), size)]
+        bests = [best_of(k, order, group) for group in grouped]
+        better = [(order.may_beat(b, limit) | unknown) & g[0][3] for b, g in zip(bests, grouped)]
+        hits = [h & (floor < ALL >> order.spare) for h in better]
+        hit = tree(lambda a, b: a | b, hits)
         shared.searches.clear()
-        n = shared.hits.count(hit, slot)
-
-        def each():
-            """(element as f32, position, whether it is there)"""
-            for v, at, here in zip(vectors, places, present):
-                for j in range(v.width or 1):
-                    yield v[j].to(f32), at + j, here
+        some = tree(lambda a, b: a + b, map(one, hits))
+        n = shared.hits.count(hit, slot) if len(hits) == 1 else shared.hits.sum(some, slot)
 
         @k.when(n > 0, carry=floor)
         def raised(floor):
             def ties(limit):
-                """The first of this thread's elements with that key."""
-                found = number(0)
-                for v, at, here in each():
-                    found = maximum(found, select(order.key(v).equals(limit) & here, at ^ ALL, number(0)))
-                return over([found])
+                """The first element of each group with that key."""
+                tied = lambda v, j, at, here: select(order.key(v[j].to(f32)).equals(limit) & here, at ^ ALL, number(0))
+                return over([tree(maximum, [tied(*e) for e in group]) for group in grouped])
 
             @k.when(n > shared.most, carry=(floor, number(ALL)))
             def limits(_):
-                mine = select(hit, order.key(best), number(0))
-                return shared.raised(over([mine]), threads + 1, want, shared.most, ties)
+                keys = [select(h, order.key(b), number(0)) for h, b in zip(hits, bests)]
+                return shared.raised(over(keys), threads * cfg.groups + 1, want, shared.most, ties)
 
             limit, position = limits
 
             @k.when(hit)
             def _():
                 bound = order.value(limit + one(position.equals(ALL)))  # equal ones are out: from the next number on
-                for v, at, here in each():
+                chosen = [order.not_worse(v[j].to(f32), bound) & here for v, j, _, here in held]
+                bits = [select(c, number(1 << i), number(0)) for i, c in enumerate(chosen)]
 
-                    @k.when(order.not_worse(v, bound))
-                    def _():
-                        key = order.key(v)
-                        shared.board.add(entry(key, at), here & reaches(key, at ^ ALL, limit, position))
+                @k.repeat(carry=tree(lambda a, b: a | b, bits), going=lambda left: left > 0)
+                def _(left):
+                    i = trailing_zeros(left)  # few: they are read once more, and need no register that can be indexed
+                    at = places[0] + (i // vector * threads * vector + i % vector)
+                    key = order.key(x.read(at).to(f32))
+                    shared.board.add(entry(key, at), reaches(key, at ^ ALL, limit, position))
+                    return left & (left - 1)
 
             k.barrier()
 
@@ -112,18 +120,24 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
         return raised, shared.hits.next_slot(slot)
 
-    # main loop: a chunk is in registers while the next one is on its way
-    k.barrier()
-
-    @k.repeat(carry=(begin, fetch(begin), number(0), number(0)), going=lambda s: s[0] < end)
-    def state(s):
-        base, loaded, floor, slot = s
-        following = fetch(base + chunk)
+    def take_chunk(base: Value, loaded: tuple[Value, ...], floor: Value, slot: Value):
         places = [base + place(c) for c in range(len(loaded))]
-        floor, slot = take(list(loaded), places, [at < end for at in places], floor, slot)
-        return base + chunk, following, floor, slot
+        return take(list(loaded), places, [at < end for at in places], floor, slot)
 
-    _, _, floor, slot = state
+    # main loop: a chunk is in registers while the next one is on its way; or there is but one
+    first = fetch(begin)
+    k.barrier()
+    if cfg.most_width:
+        floor, slot = take_chunk(begin, first, number(0), number(0))
+    else:
+
+        @k.repeat(carry=(begin, first, number(0), number(0)), going=lambda s: s[0] < end)
+        def state(s):
+            base, loaded, floor, slot = s
+            following = fetch(base + chunk)
+            return base + chunk, following, *take_chunk(base, loaded, floor, slot)
+
+        _, _, floor, slot = state
     if vector > 1:  # the elements after the last whole vector: the last part's
         mine = vectors < width
 

@@ -1,4 +1,4 @@
-"""The board: candidates in shared memory, each a key with its position. In no order until `ranked` or `sort`."""
+"""The board: candidates in shared memory, each a key with its position. In no order until `ranked` or `sorted`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from flykernels.layout import Layout
 from .gpu_search import Threshold, number, reaches
 from .order import key_of, one
 
-PAIRS = 4  # 16-byte reads in flight while a candidate is ranked
-PAD = 2 * PAIRS
+PAIR = 2  # candidates of a read of 16 bytes
+PAIRS = 4  # such reads in flight while a candidate is ranked
+PAD = PAIR * PAIRS
+MOST_MERGED = 8  # candidates of a run that a thread makes at a time
 MOST_SHARERS = 4  # lanes that share the ranking of a candidate
 
 
@@ -44,10 +46,12 @@ class Board:
     def fold(self, read: Callable[[Value], Value], count: Value):
         """The Fold of read(entry) over this thread's share of the candidates."""
 
+        whole = getattr(self.k.target, "whole", lambda entry: entry)
+
         def fold(start, f):
             @self.k.loop(self.k.thread, count, self.k.workgroup_size, carry=start)
             def out(i, so_far):
-                return f(so_far, read(self.entries.get(i)))
+                return f(so_far, read(whole(self.entries.get(i))))
 
             return out
 
@@ -103,11 +107,7 @@ class Board:
 
             @k.loop(share * PAD, count, sharers * PAD, carry=number(0))
             def rank(j, rank):
-                for pair in range(PAIRS):
-                    two = self.entries.at(j + 2 * pair)
-                    others = two.read(two.pointer, 2, 2 * u64.bytes)
-                    rank = rank + one(others[0] > me) + one(others[1] > me)
-                return rank
+                return self._better_of(j, me, rank)
 
             for distance in helpers:
                 least, greatest = k.target.exchange(k, rank, distance)
@@ -118,41 +118,85 @@ class Board:
                 visit(rank, me)
 
     def sorted(self, visit: Callable[[Value, Value], None]):
-        """visit(rank, entry) for all candidates, after sorting them (Batcher's bitonic network).
+        """visit(rank, entry) for all candidates, after sorting them: runs of a wave's length by counting, then two
+        neighbouring runs become one, again and again. The board has room for them twice, and a wave's length more."""
+        k, count, thread, length = self.k, self.count, self.k.thread.to(u32), self.k.target.lanes
+        outputs = next(n for n in (1, 2, 4, MOST_MERGED) if n == MOST_MERGED or self.capacity // 2 <= n * k.workgroup_size)
+        half = number(self.capacity // 2 // PAIR * PAIR)
+        each = lambda visit: k.loop(k.thread, count, k.workgroup_size)(lambda i: visit(i.to(u32)))
 
-        The board must have room for the next power of two."""
-        k, count = self.k, self.count
+        @k.when(thread < length)
+        def _():
+            self.entries.put(constant(0, u64), count + thread)
 
-        @k.repeat(carry=number(1), going=lambda n: n < count)
-        def size(n):
-            return n + n
-
-        @k.loop(k.thread.to(u32) + count, size, k.workgroup_size)
-        def _(i):
-            self.entries.put(constant(0, u64), i)
+        @k.when(thread.equals(0))
+        def _():
+            self.entries.put(constant(0, u64), half + count)
 
         k.barrier()
 
-        @k.repeat(carry=number(2), going=lambda run: run <= size)
-        def _(run):
-            @k.repeat(carry=run >> 1, going=lambda stride: stride > 0)
-            def _(stride):
-                @k.loop(k.thread, size >> 1, k.workgroup_size)
-                def _(pair):
-                    pair = pair.to(u32)
-                    low = pair + pair - (pair & (stride - 1))
-                    a, b = self.entries.get(low), self.entries.get(low + stride)
-
-                    @k.when((a < b) ^ ((low & run) > 0))
-                    def _():
-                        self.entries.put(b, low)
-                        self.entries.put(a, low + stride)
-
-                k.barrier()
-                return stride >> 1
-
-            return run + run
-
-        @k.loop(k.thread, count, k.workgroup_size)
+        @each
         def _(i):
-            visit(i.to(u32), self.entries.get(i))
+            me, run = self.entries.get(i), i - i % length
+
+            @k.loop(0, length, PAD, carry=number(0))
+            def rank(j, rank):
+                return self._better_of(run + j.to(u32), me, rank)
+
+            self.entries.put(me, half + run + rank)
+
+        k.barrier()
+
+        @k.repeat(carry=(number(length), half, number(0)), going=lambda s: s[0] < count)
+        def in_order(s):
+            run, source, free = s
+
+            @k.loop(k.thread * outputs, count, k.workgroup_size * outputs)
+            def _(first):
+                self._merge_some(first.to(u32), outputs, run, count, source, free)
+
+            k.barrier()
+            return run + run, free, source
+
+        each(lambda i: visit(i, self.entries.get(in_order[1] + i)))
+
+    def _merge_some(self, first: Value, outputs: int, run: Value, count: Value, source: Value, free: Value):
+        """Places first, ... first + outputs - 1 of what two neighbouring runs make: how many of them come from either
+        run is found by halving (Green, McColl and Bader, GPU Merge Path, 2012), then they are merged one by one."""
+        k = self.k
+        start = first - (first & (run + run - 1))
+        middle, end = minimum(start + run, count), minimum(start + run + run, count)
+        ahead, left, right = first - start, middle - start, end - middle
+        low = select(ahead > right, ahead - right, number(0))
+
+        @k.repeat(carry=(low, minimum(ahead, left)), going=lambda s: s[0] < s[1])
+        def taken(s):
+            low, high = s
+            at = (low + high) >> 1
+            better = self.entries.get(source + (start + at)) > self.entries.get(source + (middle + (ahead - 1 - at)))
+            return select(better, at + 1, low), select(better, high, at)
+
+        a, b = start + taken[0], middle + (ahead - taken[0])
+        of = lambda at, end: select(at < end, self.entries.get(source + minimum(at, count)), constant(0, u64))
+        x, y, merged = of(a, middle), of(b, end), []
+        for i in range(outputs):
+            better = x > y
+            merged.append(select(better, x, y))
+            if i + 1 < outputs:
+                a, b = a + one(better), b + one(better ^ 1)
+                following = of(select(better, a, b), select(better, middle, end))
+                x, y = select(better, following, x), select(better, y, following)
+        place = self.entries.at(free + first)
+        if outputs == 1:
+            place.put(merged[0], 0)
+        for i in range(0, outputs - 1, PAIR):
+            two = merged[i].splat(PAIR).insert(1, merged[i + 1])
+            place.write(place.at(i).pointer, two, PAIR * u64.bytes)
+
+    def _better_of(self, first: Value, me: Value, rank: Value) -> Value:
+        """rank and how many of the PAD candidates from an even place on are better."""
+        for pair in range(PAIRS):
+            two = self.entries.at(first + PAIR * pair)
+            others = two.read(two.pointer, PAIR, PAIR * u64.bytes)
+            rank = rank + one(others[0] > me) + one(others[1] > me)
+        return rank

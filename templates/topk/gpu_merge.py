@@ -76,7 +76,9 @@ def merge(
                     shared.board.add(e, w)
                 k.barrier()
 
-                @k.when(shared.board.count > shared.kept, carry=limits)
+                count = shared.board.count  # as soon as there are enough, something is known to beat
+
+                @k.when((count > shared.kept) | ((limit < 1) & (count >= want)), carry=limits)
                 def cut(_):
                     return shared.cut()
 

@@ -3,6 +3,8 @@
 Each lane's best is a group's. The k-th of these is a threshold that at least k elements reach, and in most rows only a
 few more. They go to shared memory, where each finds its place by counting who is better. If equal elements overflow
 that board: k rounds of looking for the best instead.
+
+Short keys leave room for the position in the same 32 bits: no two elements are equal then.
 """
 
 from __future__ import annotations
@@ -21,13 +23,19 @@ from .gpu_search import number
 from .order import ALL, NOBODY, Order, entry, one, tree
 from .problem import TopKProblem
 
-QUAD = 4  # keys of 16 bytes
-PAIR = 2  # candidates of 16 bytes
+WORD = 32  # bits
+READ = 16  # bytes of shared memory that a lane reads at a time
 
 
 def room_of(cfg: TopKConfig) -> int:
     """Candidates of one row that its board holds."""
     return 2 * cfg.lanes
+
+
+def place_bits_of(p: TopKProblem, cfg: TopKConfig) -> int:
+    """Bits of a position in a row, where they have room beside a key."""
+    bits = (cfg.most_width + WORD).bit_length()  # what is read after the last whole vector lies beyond a row's end
+    return bits if Order.short(p.largest, p.element).key_bits + bits <= WORD else 0
 
 
 @dataclass
@@ -41,6 +49,7 @@ class HeldRow:
     slot: Value  # of the row among the workgroup's
     here: Value  # whether there is such a row
     want: Value
+    place_bits: int  # of a key that are the complement of the position; 0: a key does not tell it
     keys: list[Value]
     positions: list[Value]
     x: Row
@@ -49,7 +58,8 @@ class HeldRow:
 
     @staticmethod
     def load(k: Kernel, p: TopKProblem, cfg: TopKConfig) -> HeldRow:
-        given, order, lanes, vector = Given.declare(k, p, cfg), Order(p.largest), cfg.lanes, vector_of(p)
+        given, order, lanes = Given.declare(k, p, cfg), Order.short(p.largest, p.element), cfg.lanes
+        vector, place_bits = min(vector_of(p), cfg.elements), place_bits_of(p, cfg)
         rows_here = cfg.workgroup_size // lanes
         k.grid = ((Extent("rows", rows_here),),)
         width, want, rows = given["width"].to(u32), given["k"].to(u32), given["rows"].to(u32)
@@ -70,9 +80,17 @@ class HeldRow:
         keys, positions = [], []
         for v, first, inside in loaded:
             for j in range(v.width or 1):
-                keys.append(select(inside, order.key(v[j].to(f32)), number(NOBODY)))
+                key = order.key(v[j].to(f32))
+                if place_bits:
+                    key = key << place_bits | (first + j) ^ ((1 << place_bits) - 1)
+                keys.append(select(inside, key, number(NOBODY)))
                 positions.append(first + j)
-        return HeldRow(k, order, lanes, lane, slot, here, want, keys, positions, x, values, indices)
+        return HeldRow(k, order, lanes, lane, slot, here, want, place_bits, keys, positions, x, values, indices)
+
+    def told(self, key: Value) -> Value:
+        """The candidate whose position is in its key."""
+        everywhere = (1 << self.place_bits) - 1
+        return entry(key >> self.place_bits, (key & everywhere) ^ everywhere)
 
     def over(self, kind: str, v: Value) -> Value:
         """The sum, greatest or least over the row's lanes."""
@@ -84,6 +102,9 @@ class HeldRow:
     def one_by_one(self, on: Value) -> None:
         """Writes the row's results where `on`, looking for the best k times over. k is at most `lanes`."""
         k, nothing = self.k, number(NOBODY)
+        if self.place_bits:
+            self._one_by_one_of_unequal(on)
+            return
 
         @k.loop(0, self.want, carry=(tuple(self.keys), nothing, nothing))
         def found(r, s):
@@ -99,6 +120,20 @@ class HeldRow:
         def _():
             self.write(self.lane, entry(found[1], found[2]))
 
+    def _one_by_one_of_unequal(self, on: Value) -> None:
+        k = self.k
+
+        @k.loop(0, self.want, carry=(tuple(self.keys), number(NOBODY)))
+        def found(r, s):
+            keys, mine = s
+            best = self.over("max", tree(maximum, keys))
+            left = tuple(select(q.equals(best), number(NOBODY), q) for q in keys)
+            return left, select(self.lane.equals(r.to(u32)), best, mine)
+
+        @k.when(on & (self.lane < self.want))
+        def _():
+            self.write(self.lane, self.told(found[1]))
+
 
 def topk_rounds(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     row = HeldRow.load(k, p, cfg)
@@ -110,20 +145,24 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     lanes, room, rows_here = cfg.lanes, room_of(cfg), cfg.workgroup_size // cfg.lanes
     lane, slot, here, want, keys, positions = row.lane, row.slot, row.here, row.want, row.keys, row.positions
 
+    told = row.place_bits > 0  # keys are unequal, and candidates by themselves
+    quad = READ // u32.bytes
+
     # the k-th of the lanes' bests: each lane counts how many are better than its own
     best = tree(maximum, keys)
     bests = k.shared(u32, Layout((rows_here * lanes,), (1,)))
     bests.put(best, k.thread.to(u32))
     stride = room + lanes  # two rows that are read at a time are half of all banks apart
-    board = k.shared(u64, Layout((rows_here * stride,), (1,)))
+    kind, together = (u32, quad) if told else (u64, READ // u64.bytes)  # candidates, and how many are read at a time
+    board = k.shared(kind, Layout((rows_here * stride,), (1,)))
     k.barrier()
     rank = number(0)
-    for i in range(0, lanes, QUAD):
+    for i in range(0, lanes, quad):
         four = bests.at(slot * lanes + i)
-        others = four.read(four.pointer, QUAD, QUAD * u32.bytes)
-        for j in range(QUAD):
+        others = four.read(four.pointer, quad, READ)
+        for j in range(quad):
             other = others[j]
-            rank = rank + one((other > best) | (other.equals(best) & (lane > i + j)))
+            rank = rank + one(other > best if told else (other > best) | (other.equals(best) & (lane > i + j)))
     threshold = maximum(row.over("max", select(rank + 1 >= want, best, number(NOBODY))), 1)
 
     # what reaches it goes to the row's board, in the order of lanes
@@ -147,13 +186,13 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
             @k.when(wanted)
             def _():
-                board.put(entry(key, at), place)
+                board.put(key if told else entry(key, at), place)
 
             place = place + one(wanted)
 
-    @k.when((total < room) & lane.equals(0))
+    @k.when((total <= room) & (lane < together - 1))
     def _():
-        board.put(constant(0, u64), at_board + total)  # the other half of the last pair
+        board.put(constant(0, kind), at_board + total + lane)  # what else is read with the last one
 
     k.barrier()
 
@@ -166,15 +205,15 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
             def _():
                 me = board.get(at_board + turn)
 
-                @k.loop(0, total, PAIR, carry=number(0))
+                @k.loop(0, total, together, carry=number(0))
                 def rank(j, rank):
-                    two = board.at(at_board + j.to(u32))
-                    others = two.read(two.pointer, PAIR, PAIR * u64.bytes)
-                    return rank + one(others[0] > me) + one(others[1] > me)
+                    several = board.at(at_board + j.to(u32))
+                    others = several.read(several.pointer, together, READ)
+                    return reduce(lambda n, i: n + one(others[i] > me), range(together), rank)
 
                 @k.when(rank < want)
                 def _():
-                    row.write(rank, me)
+                    row.write(rank, row.told(me) if told else me)
 
     flood = (fits ^ 1) & here
     any_row = over_lanes(k, "max", one(flood), k.target.lanes // lanes, lanes)  # of what a row's lanes share

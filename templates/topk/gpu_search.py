@@ -1,8 +1,8 @@
 """The threshold search: which key do at least k of the workgroup's keys reach, and not many more?
 
 All threads look at once, each at keys of its own. A round counts the keys at and above a few pivots, as many as have
-room in one word, and keeps the part of the range that holds the answer. Data plays no part in what it costs but by the
-number of rounds: no two threads compete for a histogram's bin."""
+room in a word or two, and keeps the part of the range that holds the answer. Data plays no part in what it costs but by
+the number of rounds: no two threads compete for a histogram's bin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from flykernels.lang.collective import TALLY_WORDS
 from flykernels.layout import Layout
 
 from .order import ALL, NOBODY
+
+PIVOTS = 3  # that a round counts at least: each makes rounds fewer, and each longer
+MOST_WORDS = 2  # of counts
 
 Fold = Callable  # fold(start, f): f(f(start, key), key) ... over this thread's keys; key 0 is none
 
@@ -31,7 +34,7 @@ class Searches:
     """Shared memory of `n` searches. `clear()` before they are used, and a barrier after it; between a search's end and
     the next `clear()` lies another barrier."""
 
-    WORDS = 2 + TALLY_WORDS  # least and greatest key, and a tally's
+    WORDS = 2 + TALLY_WORDS * MOST_WORDS  # least and greatest key, and a tally's
 
     def __init__(self, k: Kernel, n: int):
         self.k, self.n = k, n
@@ -53,7 +56,7 @@ class Search:
 
     def __init__(self, k: Kernel, words: View):
         self.k, self.ends = k, words
-        self.tally = Tally(k, u32, words.at(2))
+        self.tally = Tally(k, u32, words.at(2), MOST_WORDS)
 
     def __call__(self, fold: Fold, highest: int, want: Value, most: Value) -> tuple[Value, Value, Value]:
         """(T, how many keys are >= T, how many are > T where the first is above `most`).
@@ -72,7 +75,9 @@ class Search:
 
         k.barrier()
         bits = highest.bit_length()  # of a count
-        pivots = 32 // bits
+        in_word = 32 // bits
+        counted = min(MOST_WORDS, -(-PIVOTS // in_word))
+        pivots = in_word * counted
 
         @k.repeat(
             carry=(self.ends.get(0), self.ends.get(1), number(ALL), number(0), number(0)),
@@ -83,9 +88,11 @@ class Search:
             span = high - low
             step = span // (pivots + 1)
             at = [low + minimum(span, maximum(step * j, j)) for j in range(1, pivots + 1)]
-            reached = lambda x: [select(x >= pivot, number(1 << bits * j), number(0)) for j, pivot in enumerate(at)]
-            total = self.tally.sum(fold(number(0), lambda n, x: sum(reached(x), n)), slot)
-            counts = [(total >> bits * j) & ((1 << bits) - 1) for j in range(pivots)]
+            reached = lambda x, j: select(x >= at[j], number(1 << bits * (j % in_word)), number(0))
+            words = [range(first, first + in_word) for first in range(0, pivots, in_word)]
+            add = lambda n, x: tuple(sum((reached(x, j) for j in js), so_far) for so_far, js in zip(n, words))
+            totals = self.tally.sums(fold((number(0),) * counted, add), slot)
+            counts = [(total >> bits * j) & ((1 << bits) - 1) for total in totals for j in range(in_word)]
             for pivot, n in zip(at, counts):
                 low, count = select(n >= want, pivot, low), select(n >= want, n, count)
             for pivot, n in reversed(list(zip(at, counts))):

@@ -11,6 +11,7 @@ from .config import TopKConfig
 from .gpu_board import Board
 from .gpu_search import Searches, Threshold
 
+MOST_LANES = 64  # of a wave of any target
 MERGED = 4  # candidates of other workgroups that a thread takes up at a time
 
 
@@ -30,11 +31,11 @@ class Sizes:
 
     @property
     def capacity(self) -> int:
-        c = self.config
-        threads = min(self.most(c.most_k), c.workgroup_size)  # that add from one chunk: a search sees to it
-        more = max(threads * c.elements, MERGED * c.workgroup_size if c.split else 0)
-        sorted_ = 1 << (c.most_k - 1).bit_length() if c.family == "select" else 0
-        return max(self.kept(c.most_k) + more, sorted_)
+        c, most = self.config, self.most(self.config.most_k)
+        chunk = min(most, c.workgroup_size * c.groups) * (c.elements // c.groups)  # of a chunk: a search sees to it
+        more = max(chunk, MERGED * c.workgroup_size if c.split else 0)
+        twice = 2 * (most + MOST_LANES) if c.family == "select" else 0  # to be sorted
+        return max(self.kept(c.most_k) + more, twice)
 
 
 class Shared:
@@ -58,19 +59,19 @@ class Shared:
         self.board.empty()
         self.hits.clear()
 
-    def cut(self, most: Value | None = None) -> tuple[Value, Value]:
+    def cut(self) -> tuple[Value, Value]:
         """The board cut back to at most `most` candidates, where it holds more; (T, P) as Threshold's."""
-        return self.board.cut(self._recut, self.want, self.most if most is None else most)
+        return self.board.cut(self._recut, self.want, self.most)
 
     def finish(self, visit: Callable[[Value, Value], None]) -> None:
         """visit(rank, candidate) for the best `want` candidates, and perhaps some more."""
         sort = self.config.family == "select"
-        few = self.want if sort else self.most + self.most // 2  # up to here ranking costs less than a cut
+        few = self.most if sort else self.most + self.most // 2  # up to here ranking costs less than a cut
 
         @self.k.when(self.board.count > few)
         def _():
             self.searches.clear()
             self.k.barrier()
-            self.cut(self.want if sort else None)
+            self.cut()
 
         (self.board.sorted if sort else self.board.ranked)(visit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flykernels.dtypes import f32
 from templates.gemm.space import Candidate, Dropped, Space
 
 from .access import WIDEST, vector_of
@@ -18,6 +19,9 @@ SHORT_WORKGROUP = 128  # threads
 THREADS = 1024  # of resident workgroups on a compute unit, with 64 registers each
 LOADS = 4  # of 16 bytes that a thread has in flight
 ENTRY = 8  # bytes of a candidate
+HELD = 128  # bytes of a row that a thread may hold, as f32
+SELECT_K = (512, 1024, 2048, MOST_K)  # classes of large k
+SELECTED = 16  # elements of a chunk that a thread holds where all of them are counted
 
 
 def configurations(p: TopKProblem, target) -> Space:
@@ -25,7 +29,7 @@ def configurations(p: TopKProblem, target) -> Space:
     space = Space()
 
     def offer(config: TopKConfig, reason: str) -> None:
-        shared = (Sizes(config).capacity + WIDEST) * ENTRY if config.family != "rows" else 0
+        shared = (Sizes(config).capacity + WIDEST) * ENTRY if config.family in ("block", "select") else 0
         if shared > target.limits.shared_bytes:
             limit = f"{shared} bytes of shared memory; {target.name} has {target.limits.shared_bytes} a workgroup"
             space.dropped.append(Dropped(config, limit))
@@ -38,7 +42,7 @@ def configurations(p: TopKProblem, target) -> Space:
             families = ("rounds", "rows") if p.k <= ROUNDS_K else ("rows",)
             for family in families if few else reversed(families):  # rounds: less latency, more instructions
                 config = _short(p, family, lanes)
-                if p.width <= config.most_width and config.elements * 4 <= SHORT_BYTES:
+                if p.width <= config.most_width and config.elements * f32.bytes <= SHORT_BYTES:
                     offer(config, f"{lanes} lanes hold a row of up to {config.most_width} elements")
     for config, reason in _select(p, target) if p.k > MIDDLE_K else _block(p, target):
         offer(config, reason)
@@ -55,39 +59,58 @@ def _short(p: TopKProblem, family: str, lanes: int) -> TopKConfig:
     return TopKConfig(family, SHORT_K, elements * lanes, SHORT_WORKGROUP, lanes, elements)
 
 
-def parts_of(p: TopKProblem, target, threads: int, chunk: int) -> int:
-    """Workgroups a row: enough for two on every compute unit, each with half a chunk at least."""
+def parts_of(p: TopKProblem, target, chunk: int) -> int:
+    """Workgroups a row: one for each chunk, if the device has so many compute units for it."""
     units = target.limits.compute_units
-    wanted = 2 * units // p.rows if 2 * p.rows <= units else 1
-    return max(1, min(wanted, units, 2 * p.width // chunk)) if p.rows <= MOST_SPLIT_ROWS else 1
+    return max(1, min(units // p.rows, -(-p.width // chunk))) if p.rows <= MOST_SPLIT_ROWS else 1
 
 
 def _block(p: TopKProblem, target):
-    """Many rows: small workgroups, so that some compute while others wait. Fewer: all a compute unit's threads at one
-    or two rows. Few: rows in parts; short parts in small workgroups, whose barriers are quick."""
+    """A row that a small workgroup holds whole: nothing to walk, nothing to merge. Else, of many rows: small workgroups,
+    so that some compute while others wait. Fewer: all a compute unit's threads at one or two rows. Few: one large
+    workgroup if it holds a row, or rows in parts of about a chunk."""
     most_k, units = SHORT_K if p.k <= SHORT_K else MIDDLE_K, target.limits.compute_units
-    elements = LOADS * (WIDEST // p.element.bytes)
-    if p.rows >= 8 * units:
-        sizes = (128, 256)
-    elif 2 * p.rows > units or p.rows * p.width >= units * 256 * elements:
-        sizes = (512, 256)
-    else:
-        sizes = (256, 512)
-    for threads in sizes:
-        parts = parts_of(p, target, threads, threads * elements)
-        yield (
-            TopKConfig("block", most_k, 0, threads, 1, elements, THREADS // threads, parts > 1, parts),
-            f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time",
-        )
+    most, elements = target.limits.max_workgroup, LOADS * (WIDEST // p.element.bytes)
+    few, held = 2 * p.rows <= units, HELD // f32.bytes
+    sizes = (most // 4, most // 2, most) if few else (most // 4,)
+    threads = next((n for n in sizes if p.width <= n * held), 0)
+    if threads:
+        yield _blocks(p, most_k, threads, max(vector_of(p), power_of_two(-(-p.width // threads))), 1, held=True)
+    if few:
+        for n, some in ((most // 2, elements), (most // 4, elements), (most // 4, elements // 2)):
+            if some >= vector_of(p):
+                yield _blocks(p, most_k, n, some, parts_of(p, target, n * some))
+        return
+    short, many = p.width <= most * elements // 2, p.rows >= 8 * units
+    for n in ((128, 256) if short else (256, 128)) if many else ((256, 512) if short else (512, 256)):
+        yield _blocks(p, most_k, n, elements, 1)
+
+
+def _blocks(p: TopKProblem, most_k: int, threads: int, elements: int, parts: int, held: bool = False):
+    resident, width = max(1, THREADS // threads), threads * elements if held else 0
+    config = TopKConfig("block", most_k, width, threads, 1, elements, 1, resident, parts > 1, parts)
+    if held:
+        return config, f"{threads} threads hold a row of up to {width} elements"
+    return config, f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time"
 
 
 def _select(p: TopKProblem, target):
-    most_k = MOST_K if p.k > MOST_K // 4 else MOST_K // 4
-    threads = target.limits.max_workgroup
-    for elements in (8, 16):
-        chunk = threads * elements
-        parts = min(parts_of(p, target, threads, chunk), max(1, p.width // (2 * max(chunk, p.k))))
-        yield (
-            TopKConfig("select", most_k, 0, threads, 1, elements, 1, parts > 1, parts),
-            f"{parts} workgroups of {threads} threads a row; the board holds a chunk of {chunk}",
-        )
+    """As many groups as there are twice the results, or more: then few elements are better than the threshold without
+    being wanted."""
+    most_k, most = next(n for n in SELECT_K if p.k <= n), target.limits.max_workgroup
+    groups_of = lambda threads: max(1, 2 * most_k // threads)
+    for threads in (most // 2, most):
+        held = max(groups_of(threads), vector_of(p), power_of_two(-(-p.width // threads)))
+        if held <= (HELD // f32.bytes if threads == most else SELECTED):
+            yield _selects(p, most_k, threads, held, groups_of(threads), 1, held=True)
+    for threads in (most, most // 2):
+        parts = min(parts_of(p, target, threads * SELECTED), max(1, p.width // (2 * p.k)))
+        yield _selects(p, most_k, threads, SELECTED, groups_of(threads), parts)
+
+
+def _selects(p: TopKProblem, most_k: int, threads: int, elements: int, groups: int, parts: int, held: bool = False):
+    resident, width = max(1, THREADS // threads), threads * elements if held else 0
+    config = TopKConfig("select", most_k, width, threads, 1, elements, groups, resident, parts > 1, parts)
+    if held:
+        return config, f"{threads} threads hold a row of up to {width} elements"
+    return config, f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time"

@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.fixture
 def slots(on):
-    """(state, width, k) of every slot of the table behind the CPU's door."""
+    """(state, width, k) of every slot of the table behind the CPU's door. Whatever is right and ours wins there."""
 
     def read():
         door = eager._made["topk CPU"].door
@@ -74,6 +74,46 @@ def test_any_shape_offset_row_stride_and_ties(on, rows, width, share, dtype, pad
     assert_topk(x, k, largest)
 
 
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    before=st.lists(st.integers(1, 4), max_size=2), width=st.integers(1, 256), share=st.floats(0, 1),
+    after=st.lists(st.integers(1, 4), max_size=2), dtype=st.sampled_from(DTYPES), pad=st.integers(0, 3),
+    largest=st.booleans(), swapped=st.booleans(), from_end=st.booleans(),
+)  # fmt: skip
+def test_any_dimension(on, before, width, share, after, dtype, pad, largest, swapped, from_end):
+    """The dimension in the middle; rows that are padded, and axes that lie in another order (some of these are ATen's,
+    which leaves the order of equal elements open: there are none)."""
+    shape, dim, k = (*before, width, *after), len(before), max(1, int(share * width))
+    x = torch.rand(shape).argsort(dim=dim).to(dtype)
+    x = torch.nn.functional.pad(x, (0, pad)).narrow(-1, 0, shape[-1])
+    if swapped:
+        x = x.transpose(0, -1).contiguous().transpose(0, -1)
+    order = expected(x, k, dim, largest)[1]
+    values, indices = torch.topk(x, k, dim - len(shape) if from_end else dim, largest)
+    assert torch.equal(indices, order) and torch.equal(values, x.gather(dim, order))
+    assert values.is_contiguous() and indices.is_contiguous()
+
+
+def test_other_dimensions_are_ours(slots):
+    """Also where results are written to tensors that are given."""
+    for shape, dim in (((700, 16), 0), ((3, 900, 5), 1), ((2, 3, 811, 4), -2), ((1024, 8), 0)):
+        x, n = torch.randn(shape).mul(8).round(), shape[dim]
+        values, order = expected(x, 9, dim)
+        out = torch.full_like(values, torch.nan), torch.full_like(order, -1)
+        for got in (torch.topk(x, 9, dim), torch.topk(x, 9, dim, out=out)):
+            assert torch.equal(got[0], values) and torch.equal(got[1], order)
+        assert (torch_door.OURS, n, 9) in slots()
+
+
+def test_out_that_overlaps_a_transposed_input_is_atens_error(prefer_ours):
+    def call():
+        x = torch.arange(600.0).view(200, 3)
+        return torch.topk(x, 2, 0, out=(x.view(-1)[500:506].view(2, 3), torch.empty(2, 3, dtype=torch.int64)))
+
+    ours, aten = both(call)
+    assert ours == aten and "memory location" in ours[1]
+
+
 def test_nan_signs_and_zeros(on):
     """pytorch#117617: NaN of both signs; also infinities, and -0 beside +0."""
     odd = torch.tensor([torch.nan, -torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, -1.0])
@@ -82,6 +122,28 @@ def test_nan_signs_and_zeros(on):
             x = odd.to(dtype)[torch.randint(0, len(odd), (6, 500))]
             for k in (1, 7, 100, 500):
                 assert_topk(x, k, largest)
+
+
+def test_nans_keep_their_bits(on):
+    """Signs and payloads, of signalling ones as well; among them the first come first."""
+    some = {
+        torch.float32: [0x7FC00001, 0xFFC12345, 0x7F800001, 0xFF800001, 0x7FFFFFFF, 0x7F800000, 0xFF800000, 0x80000000],
+        torch.bfloat16: [0x7FC1, 0xFFC5, 0x7F81, 0xFF81, 0x7FFF, 0x7F80, 0xFF80, 0x8000],
+        torch.float16: [0x7E01, 0xFE05, 0x7C01, 0xFC01, 0x7FFF, 0x7C00, 0xFC00, 0x8000],
+    }
+    for dtype, patterns in some.items():
+        whole = torch.int32 if dtype == torch.float32 else torch.int16
+        size = 1 << torch.iinfo(whole).bits
+        signed = torch.tensor([p - size if 2 * p >= size else p for p in patterns], dtype=whole)
+        x = signed[torch.randint(0, len(signed), (4, 400))].view(dtype)
+        nan = x.isnan()
+        for largest in (True, False):
+            for k in (3, 90, 400):
+                values, indices = torch.topk(x, k, -1, largest)
+                key = torch.where(nan, torch.inf, x.float().clamp(-3e38, 3e38))
+                order = torch.sort(key, dim=-1, descending=largest, stable=True).indices[:, :k]
+                assert torch.equal(indices, order), (dtype, largest, k)
+                assert torch.equal(bits(values), bits(x).gather(1, order)), (dtype, largest, k)
 
 
 @pytest.mark.parametrize("data", ["ascending", "descending", "constant", "two values"])
@@ -105,6 +167,10 @@ ATENS = {
     "k = 0": lambda: torch.topk(torch.randn(3, 5), 0),
     "k > N": lambda: torch.topk(torch.randn(3, 5), 6),
     "k < 0": lambda: torch.topk(torch.randn(3, 5), -1),
+    "k = 0 along another dim": lambda: torch.topk(torch.randn(3, 5), 0, 0),
+    "k > N along another dim": lambda: torch.topk(torch.randn(3, 5), 4, 0),
+    "0 rows along another dim": lambda: torch.topk(torch.randn(5, 0), 2, 0),
+    "uneven rows along another dim": lambda: torch.topk(torch.arange(120.0).view(4, 5, 6)[:, :3], 2, 0),
     "dim past the end": lambda: torch.topk(torch.randn(3, 5), 2, 2),
     "dim before the start": lambda: torch.topk(torch.randn(3, 5), 2, -3),
     "another dim": lambda: torch.topk(torch.randn(3, 5), 2, 0),

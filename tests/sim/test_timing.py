@@ -96,6 +96,24 @@ def test_matrix_bound_loop_takes_the_matrix_cycles():
     assert 32 * 16 <= t.cycles <= 32 * 16 + 100 and t.last_matrix - t.first_matrix == pytest.approx(31 * 16)
 
 
+@pytest.mark.parametrize("where", ["end", "barrier"])
+def test_a_branch_right_to_the_end_or_a_barrier(where):
+    """Waves of which some jump there: what is recorded of each ends in the end, and all barriers are counted."""
+    at = {"end": "there:", "barrier": "there:\ns_barrier\ns_nop 0"}[where]
+    body = f"""
+        v_readfirstlane_b32 s3, v0
+        s_cmp_lg_u32 s3, 0
+        s_cbranch_scc1 there
+        s_nop 3
+        {at}
+    """
+    report = profile(kernel(body, waves=4), [words(1)])
+    streams = [[report.recorder.instructions[pc].name for pc, _, _ in stream] for stream in report.recorder.waves()]
+    assert len(streams) == 4 and all(names[-1] == "s_endpgm" for names in streams)
+    assert [names.count("s_barrier") for names in streams] == [int(where == "barrier")] * 4
+    assert report.result.counters.by_name["s_endpgm"] == 4 and report.timing["middle"].cycles > 0
+
+
 def test_coalescing_is_counted():
     scattered = POINTER + "v_lshlrev_b32 v1, 5, v1\nglobal_load_dword v2, v1, s[4:5]\ns_waitcnt vmcnt(0)"
     wide = profile(kernel(scattered), [words(64 * 32)])

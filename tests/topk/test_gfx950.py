@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flykernels.sim.report import profile
 from flykernels.targets import gfx950
 from templates.topk.config import TopKConfig
 from templates.topk.problem import TopKProblem
 from templates.topk.space import configurations
 
 from .case import KINDS, data
-from .gpu_case import code_for, counters, run
+from .gpu_case import Launch, code_for, counters, run
 
 BLOCK = TopKConfig("block", 128, 0, 256, 1, 16)
-SELECT = TopKConfig("select", 1024, 0, 1024, 1, 8)
+HELD = TopKConfig("block", 128, 8192, 512, 1, 16)  # a whole row in registers
+SELECT = TopKConfig("select", 1024, 0, 1024, 1, 8, 2)
 ROWS = TopKConfig("rows", 16, 256, 256, 16, 16)
 
 
@@ -83,6 +85,23 @@ def test_select_in_parts_and_as_many_as_there_are():
     run(TopKProblem(1, 1000, 1000), SELECT, data("ties", 1, 1000))
 
 
+@pytest.mark.parametrize("kind", ["normal", "constant", "special"])
+def test_rows_that_are_held_whole(kind):
+    held = replace(HELD, workgroup_size=128, most_width=2048)
+    run(TopKProblem(2, 2001, 100), held, data(kind, 2, 2001), pad=3)
+    run(TopKProblem(1, 2001, 100, "bf16", False, align=2), held, data(kind, 1, 2001), pad=3)
+    held = replace(held, family="select", most_k=512, groups=8)
+    run(TopKProblem(1, 2001, 500, "f16"), held, data(kind, 1, 2001), pad=7)
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_select_by_groups_of_equal_elements(groups):
+    """More equal elements than a board has room for: the first positions are wanted, whatever group they are in."""
+    small = TopKConfig("select", 512, 0, 256, 1, 8, groups)
+    for kind in ("constant", "few", "ties"):
+        run(TopKProblem(1, 3003, 300), small, data(kind, 1, 3003), pad=1)
+
+
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 3), width=st.integers(1, 5000), k=st.integers(1, 128), kind=st.sampled_from(KINDS),
@@ -105,18 +124,40 @@ def test_no_configuration_spills(p):
         assert code.spills == 0 and code.scratch_bytes == 0, f"{c.config}: {code.spills} spills"
 
 
-@pytest.mark.parametrize("p, config", [
-    (TopKProblem(16, 128, 6), replace(ROWS, elements=8, most_width=128)), (TopKProblem(1, 8192, 100), BLOCK),
-    (TopKProblem(1, 8192, 100, "bf16"), replace(BLOCK, elements=32)),
-])  # fmt: skip
-def test_loads_are_wide_and_coalesced(p, config):
+def element_counts(dtype: str) -> dict[str, TopKConfig]:
+    """A configuration of each family; a thread's loads have 16 bytes."""
+    more = 1 if dtype == "f32" else 2
+    return {
+        "rows": replace(ROWS, elements=8, most_width=128), "rounds": TopKConfig("rounds", 16, 256, 256, 32, 8),
+        "block": replace(BLOCK, elements=16 * more), "held": HELD,
+        "select": replace(SELECT, elements=8),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("family", ["rows", "rounds", "block", "held", "select"])
+def test_loads_are_wide_and_coalesced_and_lds_has_no_conflicts(family, dtype):
     """Each line of x is moved once by 16-byte loads of neighbouring lanes (and the first ones again at the end, where
-    there is no next chunk to fetch)."""
-    seen = counters(p, config, data("normal", p.rows, p.width))
-    once = p.rows * p.width * p.element.bytes
-    spare = 0 if config.family == "rows" else once // 2
+    there is no next chunk to fetch). In LDS no two lanes want one bank, but for the sorting of large k: where a lane
+    looks there is what the data says."""
+    rows, width, k = {"rows": (16, 128, 6), "rounds": (16, 256, 6), "select": (1, 8192, 600)}.get(
+        family, (1, 8192, 100)
+    )
+    p, config = TopKProblem(rows, width, k, dtype), element_counts(dtype)[family]
+    seen = counters(p, config, data("normal", rows, width))
+    once = rows * width * p.element.bytes
+    spare = once // 2 if family in ("block", "select") else 0
     assert once <= seen["moved"] <= once + spare and seen["asked"] >= once and seen["wide"] * 64 * 16 >= once
-    if config.family == "rows":
-        assert seen["conflicts"] == 0
-    else:  # a candidate has 8 bytes, and a search reads the half with the key: two lanes a bank
-        assert seen["conflicts"] <= seen["lds"] // 4
+    assert seen["conflicts"] <= (seen["lds"] // 4 if family == "select" else 0)
+
+
+@pytest.mark.parametrize("family", ["rows", "rounds", "block", "held", "select"])
+def test_the_timing_model_takes_every_family(family):
+    """Waves part and meet again, and some end early."""
+    p, config = TopKProblem(3, 120, 7), element_counts("f32")[family]
+    launch = Launch(p, config, data("normal", 3, 120))
+    report = profile(launch.code, launch.args, launch.grid)
+    assert (
+        report.timing["middle"].cycles > 0
+        and report.result.counters.by_name["s_endpgm"] == launch.code.workgroup_size // 64
+    )
