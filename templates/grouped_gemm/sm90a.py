@@ -332,7 +332,27 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ri
         release(last.stage)
         return sums, last.next().carried
 
+    def pass_by(tile: Tile, carried):
+        """For a warpgroup whose rows are not there: it takes no part but in handing stages on."""
+
+        @k.loop(0, tile.steps, carry=carried)
+        def after(step, carried):
+            at = barriers.Position.of(carried, cfg.stages)
+            full.wait(at.stage, at.parity)
+            release(at.stage)
+            return at.next().carried
+
+        return after
+
     def one(tile: Tile, carried):
+        if cfg.groups[0] == 1 or p.form not in ("m", "batch"):
+            return done(tile, carried)
+        first = tile.at[0] * cfg.tile_m + along_m * (BLOCK_M * cfg.blocks)  # row of this warpgroup
+        there = first < tile.c.shape[0]
+        after = k.when(there, carried)(lambda carried: done(tile, carried))
+        return k.when(there.equals(0), after)(lambda carried: pass_by(tile, carried))
+
+    def done(tile: Tile, carried):
         at = barriers.Position.of(carried, cfg.stages)
         sums, after = (ragged if p.form == "k" else whole)(tile, at)
         acc = wgmma.fragment(k, layout, list(sums))
