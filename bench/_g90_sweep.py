@@ -6,12 +6,10 @@ from templates.grouped_gemm.problem import GroupedGemmProblem as P
 def cfgs(tokens):
     c = lambda m, n, k, s, g=(1, 1), **kw: C(tile_m=m, tile_n=n, tile_k=k, stages=s, groups=g, persistent=True, **kw)
     if tokens == 16:
-        return [c(16,64,128,8,evict='b'), c(16,128,128,5,evict='b'), c(16,128,64,10,evict='b'), c(16,256,64,5,evict='b'), c(32,128,64,9,evict='b'),
-          c(16,128,64,5,evict='b',beside=2), c(64,128,64,7,evict='b'), c(16,256,64,5), c(16,128,64,10), c(32,256,64,5,evict='b'), c(16,192,64,7,evict='b'), c(64,256,64,4,(1,2),evict='b')]
+        return [c(16,64,128,8,evict='b'), c(16,64,64,12,evict='b'), c(32,64,64,12,evict='b'), c(64,64,64,12,evict='b'), c(16,96,64,12,evict='b'), c(64,128,64,8,evict='b'), c(32,128,64,9,evict='b'), c(16,32,128,12,evict='b'), c(32,96,64,12,evict='b')]
     if tokens == 128:
-        return [c(128,128,64,5,(2,1),evict='b'), c(128,128,64,6,(2,1)), c(128,256,64,4,(2,1),evict='b'), c(128,192,64,5,(2,1),evict='b'), c(64,128,64,7,evict='b'),
-          c(64,256,64,4,(1,2),evict='b'), c(128,64,64,8,(2,1),evict='b'), c(64,128,64,4,evict='b',beside=2), c(128,256,64,4,(2,1)), c(64,192,64,6,(1,1),evict='b')]
-    return [c(128,256,64,4,(2,1)), c(128,256,64,4,(2,1),group_m=16), c(128,192,64,5,(2,1)), c(256,128,64,4,(2,1)), c(128,128,64,6,(2,1)), c(128,256,64,4,(2,1),evict='b'), c(128,224,64,4,(2,1)), c(128,256,128,2,(2,1))]
+        return [c(128,128,64,6,(2,1),evict='b'), c(128,96,64,7,(2,1),evict='b'), c(64,192,64,6,evict='b'), c(64,128,64,8,evict='b'), c(64,96,64,10,evict='b'), c(128,192,64,5,(2,1),evict='b'), c(128,192,64,5,(2,1)), c(64,160,64,7,evict='b'), c(128,160,64,5,(2,1),evict='b'), c(128,256,64,4,(2,1)), c(64,128,64,4,evict='b',beside=2), c(128,128,64,6,(2,1))]
+    return [c(128,256,64,4,(2,1)), c(128,256,64,4,(2,1),group_m=16), c(128,256,64,4,(2,1),group_m=4), c(256,128,64,4,(2,1)), c(128,256,64,4,(2,1),evict='b',group_m=16), c(128,256,64,4,(2,1),group_m=1)]
 def build_one(a):
     p, c = a
     from flykernels.targets import sm90a
