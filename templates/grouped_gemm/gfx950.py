@@ -16,7 +16,7 @@ from templates.gemm.gfx950_operands import part_of_k
 from templates.gemm.gfx950_output import COUNTER_BYTES, store
 
 from .config import GroupedConfig
-from .operands import arguments, matrix
+from .operands import Parked, arguments, matrix
 from .problem import GroupedGemmProblem
 from .schedule import Queue, Schedule, Spot, turns, walk
 
@@ -34,11 +34,12 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig):
     k.grid = ((Extent(cfg.workgroups),),)
     tile = cfg.tile
     schedule = Schedule(k, p, given.get("offs"), given["tokens"].to(i32), (tile.tile_m, tile.tile_n))
+    parked = Parked(k, given)
     tiles, me, dies = schedule.tiles, k.workgroup_id(), k.target.limits.dies
 
     def do(number, then=lambda: None):
         k.afresh()  # addresses of loads do not live through the epilogue of the tile before
-        one_tile(k, p, cfg, given, schedule.spot(number, tile.group_m), then)
+        one_tile(k, p, cfg, parked, schedule.spot(number, tile.group_m), then)
         k.barrier()  # all have read LDS; the next tile's loads may write it
 
     if queued:
@@ -59,12 +60,12 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig):
             k.when(number < tiles)(lambda: do(number))
 
 
-def one_tile(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, given: dict, spot: Spot, then):
+def one_tile(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, parked: Parked, spot: Spot, then):
     """One tile of one group's product. then: done between the sums and C."""
     d, tile = p.dense, cfg.tile
     uniform = lambda x: k.target.uniform(x) if isinstance(x, Value) else x
     group, row, column, first, size = map(uniform, (spot.group, spot.row, spot.column, spot.first, spot.size))
-    view = lambda name: matrix(p, given, name, group, first, size)
+    view = lambda name: matrix(p, parked.take(name), name, group, first, size)
     mma = mma_of(k, d, tile)
     if p.k or p.form == "k":
         operands = (view("a"), tile.tile_m, row), (view("b").transposed(), tile.tile_n, column)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flykernels.dtypes import i32
+from flykernels.dtypes import i32, i64
 from flykernels.targets.gpu import GpuLimits
-from templates.gemm.gfx950_config import Gfx950Config, direct_bytes
+from templates.gemm.gfx950_config import Gfx950Config
 from templates.gemm.space import Candidate, Dropped, Space
 from templates.gemm.space_gfx950 import NOT_LOOKED_AT, estimate, every, lds_read, side_by_side
 from templates.gemm.space_gfx950 import limit as dense_limit
 
+from .arguments import scalars
 from .config import GroupedConfig
 from .gfx950 import why_not
 from .problem import GroupedGemmProblem
 
-SCALARS_MOST, SCALARS_MOST_LARGE, LARGE = 64, 28, 128 * 128  # LDS addresses of loads; large tiles store in many places
-STAGES_ANY = 2  # fewer than two stages there cannot be
 KEPT, KEPT_OF_A_TILE = 8, 2  # as many as are compiled and measured; of those that share tile_m and tile_n
 RUN_TIME_TILE = 128 * 256  # of C: a larger interleaved tile leaves no registers for two loops over K
 
@@ -56,9 +55,9 @@ def candidates(p: GroupedGemmProblem, target) -> Space:
 
 
 def table_bytes(p: GroupedGemmProblem, limits: GpuLimits) -> int:
-    """Of LDS, the most that `schedule.Schedule` keeps of the groups: two tables."""
+    """Of LDS, the most that is kept beside the tiles: two tables of groups, the arguments, a word of the queue."""
     lanes = limits.lanes
-    return 2 * (-(-p.groups // lanes) * lanes + 1) * i32.bytes
+    return 2 * (-(-p.groups // lanes) * lanes + 1) * i32.bytes + len(scalars(p)) * 2 * i64.bytes + i32.bytes
 
 
 def limit(p: GroupedGemmProblem, tile: Gfx950Config, limits: GpuLimits) -> str | None:
@@ -66,15 +65,6 @@ def limit(p: GroupedGemmProblem, tile: Gfx950Config, limits: GpuLimits) -> str |
     room = limits.shared_bytes - table_bytes(p, limits)
     if tile.lds_bytes(p.dense) > room:
         return f"{tile.lds_bytes(p.dense)} bytes of LDS; {room} are left beside the table of groups"
-    if not tile.interleaved:
-        most = SCALARS_MOST_LARGE if tile.tile_m * tile.tile_n >= LARGE else SCALARS_MOST
-        addresses = tile.stages * (tile.tile_m + tile.tile_n) * tile.tile_k * p.input_type.bytes
-        addresses //= (direct_bytes(p.dense) or limits.vector_bytes) * tile.workgroup_size
-        if tile.stages > STAGES_ANY and addresses > most:
-            return f"{addresses} addresses in LDS: beside what walking the groups needs, scalar registers hold {most}"
-        return None
-    if p.form == "k" and tile.tile_m * tile.tile_n != RUN_TIME_TILE:
+    if p.form == "k" and tile.interleaved and tile.tile_m * tile.tile_n > RUN_TIME_TILE:
         return "K is only known at run time: the loop and the one for its end spill with this interleaved tile"
-    if p.form != "k" and p.k % tile.tile_k:
-        return f"K = {p.k} ends in a cut tile: scalar registers do not hold that and the groups' sizes"
     return None
