@@ -28,7 +28,8 @@ def compiled(p: GroupedGemmProblem, config: Sm90aConfig) -> CodeObject:
 
 
 def operands(p: GroupedGemmProblem, tokens: int, owned: int, pads: tuple[int, int, int], scale: float) -> dict:
-    """{"a", "b", "c"}: (storage, view). A and B of normal numbers, NaN where no group owns them; C of NaN."""
+    """{"a", "b", "c"}: (storage, view). A (times `scale`) and B of normal numbers, NaN where no group owns
+    them; C of NaN."""
     size = {"m": p.m, "n": p.n, "k": p.k} | {"m" if p.form == "batch" else p.form: tokens}
     shapes = {"a": ("m", "k"), "b": ("k", "n"), "c": ("m", "n")}
     made = {}
@@ -39,7 +40,7 @@ def operands(p: GroupedGemmProblem, tokens: int, owned: int, pads: tuple[int, in
         last = shape[-1] if layout == "row" else shape[-2]
         whole, view = tensor(shape, layout, kind, -last % 8 + pad)
         if name != "c":
-            view.copy_(torch.randn(shape, device="cuda") * scale)
+            view.copy_(torch.randn(shape, device="cuda") * (scale if name == "a" else 1.0))
             if p.form in shapes[name]:
                 view.narrow(shapes[name].index(p.form) - 2 + view.dim(), owned, tokens - owned).fill_(NAN)
         made[name] = whole, view
