@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from templates.gemm.problem import LARGEST, GemmProblem
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 OP, TEMPLATE, RUN_TIME_SIZE = "_grouped_mm", "grouped_gemm", "tokens"
 PROBLEM = GroupedGemmProblem
 FORMS = {(2, 3): "m", (3, 2): "n", (2, 2): "k", (3, 3): "batch"}  # by how many axes A and B have
+SHARES = (2, 0, 5)  # of the tokens that groups get in turn while candidates are measured
 TILE_MOST, SPAN_MOST = 256, 0xFFFFF000  # rows of a tile; bytes that it may span where a buffer descriptor addresses it
 
 
@@ -79,14 +80,16 @@ def build(problem: GroupedGemmProblem, config: dict, target: str) -> Any:
 
 # -- measuring
 def sane(p: GroupedGemmProblem, inputs: Sequence[Any]) -> list[Any]:
-    """`inputs` with offs of groups that are all alike: what a benchmark made may hold any numbers.
+    """`inputs` with offs that groups may have: what a benchmark made may hold any numbers.
 
-    Every group begins at a multiple of 16 bytes: ATen demands it where such an axis lies in memory."""
+    Rows are shared out as routers do it, unevenly, with groups that get none (SHARES, in turn); elsewhere evenly, since
+    ATen's kernels ask for more there: each group some, beginning at a multiple of 16 bytes."""
     import torch
 
     tokens = tokens_of(p.form, *inputs[:2])
     step = 16 // p.input_type.bytes
-    ends = [min(tokens, round((g + 1) * tokens / p.groups / step) * step) for g in range(p.groups - 1)]
+    shares = list(accumulate(SHARES[g % len(SHARES)] if p.form == "m" else 1 for g in range(p.groups)))
+    ends = [min(tokens, round(share / shares[-1] * tokens / step) * step) for share in shares[:-1]]
     made = lambda x: torch.tensor([*ends, tokens], dtype=x.dtype, device=x.device)
     return [made(x) if x.dtype == torch.int32 and x.dim() == 1 else x for x in inputs]
 

@@ -27,7 +27,6 @@ from templates.gemm.sm90a_config import (
     BLOCK_M,
     BRINGER_REGISTERS,
     WARP,
-    Sm90aConfig,
     boxes,
     shared_operands,
 )
@@ -35,7 +34,8 @@ from templates.gemm.sm90a_output import Output
 
 from .arguments import declared
 from .problem import RUN_TIME, GroupedGemmProblem
-from .schedule import Schedule, turns, walk
+from .schedule import Schedule, turns, up, walk
+from .sm90a_config import GroupedSm90aConfig
 
 DTYPES = ("bf16", "f16")
 CLEARED = 1  # the named barrier where warpgroups meet when they have made zeros of what lies past a group's K
@@ -67,7 +67,7 @@ def as_dense(p: GroupedGemmProblem, aligned: bool = True) -> GemmProblem:
     return GemmProblem(n, max(1, p.k), p.dtype, p.out_dtype, p.a, p.b, align_c=align)
 
 
-def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig):
+def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig):
     """The kernel; arguments as `arguments.declared` says. Without any T it writes nothing, in form "k" too."""
     # limits: workgroups stay
     names = declared(p)
@@ -104,7 +104,7 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig):
     k.branch(k.thread >= cfg.multipliers, bring, multiply)
 
 
-def tensor_maps(p: GroupedGemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...]:
+def tensor_maps(p: GroupedGemmProblem, cfg: GroupedSm90aConfig) -> tuple[TensorMap, ...]:
     """a_map and b_map: all groups' rows (columns, K) as one axis where they are ragged, else one axis more."""
     size = {"m": p.m, "n": p.n, "k": p.k} | {RUN_TIME[p.form]: "tokens"}
 
@@ -146,7 +146,7 @@ class Tile:
 class Tiles:
     """This workgroup's tiles, in the order of `schedule.Schedule`; in form "n" of that of the product turned round."""
 
-    def __init__(self, k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, given: dict[str, Any]):
+    def __init__(self, k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, given: dict[str, Any]):
         self.k, self.p, self.cfg, self.given = k, p, cfg, given
         tokens, turned = given["tokens"].to(i32), p.form == "n"
         tile = (cfg.tile_n, cfg.tile_m) if turned else (cfg.tile_m, cfg.tile_n)
@@ -159,10 +159,17 @@ class Tiles:
         k, tiles = self.k, self.schedule.tiles
         groups: Any = barriers.workgroups()
 
-        @k.loop(0, turns(tiles, groups), carry=carry)
+        lines, each = self.cfg.lines, up(tiles, self.cfg.lines)
+        all_places = each * lines  # of which the last line has a few less
+
+        @k.loop(0, turns(all_places, groups), carry=carry)
         def after(turn, carry):
-            i = walk(turn, k.workgroup_id(), groups, tiles, 1, self.p.form == "k")
-            return k.when(i < tiles, carry)(lambda carry: body(self._tile(i), carry))
+            me = k.workgroup_id()
+            if self.p.form == "k":  # the largest groups come first: who has the heavier tile next gets the lighter one
+                me = me + turn % 2 * (groups - 1 - me - me)
+            place = walk(turn, me, groups, all_places, 1)
+            i = place % lines * each + place // lines
+            return k.when((place < all_places) & (i < tiles), carry)(lambda carry: body(self._tile(i), carry))
 
         return after
 
@@ -206,7 +213,7 @@ def unit(p: GroupedGemmProblem) -> int:
     return UNIT // p.input_type.bytes if neighbours.get(p.form) else 1
 
 
-def produce(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ring: Stages, first) -> None:
+def produce(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Tiles, ring: Stages, first) -> None:
     """Brings one K tile after the other into the ring. By one warp, whose `first` thread does it."""
     policy = {
         "a": "evict_first" if cfg.evict == "both" else "normal",
@@ -246,7 +253,7 @@ def produce(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ri
     tiles.walk(barriers.Position.start(cfg.stages, 1).carried, one)
 
 
-def consume(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ring: Stages) -> None:
+def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Tiles, ring: Stages) -> None:
     """Multiplies one K tile after the other as they come, and writes tiles of C. By all warpgroups."""
     A, B, full, empty = ring.a, ring.b, ring.full, ring.empty
     group = k.thread // wgmma.WARPGROUP if cfg.multipliers > wgmma.WARPGROUP else 0
@@ -332,27 +339,7 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ri
         release(last.stage)
         return sums, last.next().carried
 
-    def pass_by(tile: Tile, carried):
-        """For a warpgroup whose rows are not there: it takes no part but in handing stages on."""
-
-        @k.loop(0, tile.steps, carry=carried)
-        def after(step, carried):
-            at = barriers.Position.of(carried, cfg.stages)
-            full.wait(at.stage, at.parity)
-            release(at.stage)
-            return at.next().carried
-
-        return after
-
     def one(tile: Tile, carried):
-        if cfg.groups[0] == 1 or p.form not in ("m", "batch"):
-            return done(tile, carried)
-        first = tile.at[0] * cfg.tile_m + along_m * (BLOCK_M * cfg.blocks)  # row of this warpgroup
-        there = first < tile.c.shape[0]
-        after = k.when(there, carried)(lambda carried: done(tile, carried))
-        return k.when(there.equals(0), after)(lambda carried: pass_by(tile, carried))
-
-    def done(tile: Tile, carried):
         at = barriers.Position.of(carried, cfg.stages)
         sums, after = (ragged if p.form == "k" else whole)(tile, at)
         acc = wgmma.fragment(k, layout, list(sums))
@@ -374,7 +361,7 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ri
     tiles.walk(barriers.Position.start(cfg.stages, 0).carried, one)
 
 
-def clear(k: Kernel, cfg: Sm90aConfig, operand, start, first: Value | None, end: Value | None) -> None:
+def clear(k: Kernel, cfg: GroupedSm90aConfig, operand, start, first: Value | None, end: Value | None) -> None:
     """Makes zeros of an operand's tile in shared memory before depth `first` and from `end` on. By all warpgroups.
 
     Both operands are cleared: what lies there may be infinite or not a number, which 0 does not undo."""

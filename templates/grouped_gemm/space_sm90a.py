@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import ceil
 
 from flykernels.targets.gpu import GpuLimits
-from templates.gemm.sm90a_config import BLOCK_K, BLOCK_M, Sm90aConfig, shared_memory
+from templates.gemm.sm90a_config import BLOCK_K, BLOCK_M, shared_memory
 from templates.gemm.space import Candidate, Dropped, Space
 from templates.gemm.space_sm90a import (
     COLUMNS_MOST,
@@ -33,6 +33,7 @@ from templates.gemm.space_sm90a import (
 
 from .problem import GroupedGemmProblem
 from .sm90a import as_dense, why_not
+from .sm90a_config import GroupedSm90aConfig
 
 TILES_M = (16, 32, 64, 128, 256)
 TILES_N = (64, 96, 128, 160, 192, 224, 256)
@@ -66,7 +67,7 @@ def candidates(p: GroupedGemmProblem, target) -> Space:
     return space
 
 
-def _tiles(p: GroupedGemmProblem, limits: GpuLimits) -> Iterator[Sm90aConfig]:
+def _tiles(p: GroupedGemmProblem, limits: GpuLimits) -> Iterator[GroupedSm90aConfig]:
     rows, columns = _size(p)
     for m in TILES_M:
         if m > BLOCK_M and m >= 2 * rows:
@@ -78,7 +79,7 @@ def _tiles(p: GroupedGemmProblem, limits: GpuLimits) -> Iterator[Sm90aConfig]:
             if m > BLOCK_M and n < TILES_N[0]:
                 continue
             evict = "b" if rows <= STREAMING_ROWS and p.form != "k" else "none"
-            yield _fullest(p, Sm90aConfig(tile_m=m, tile_n=n, groups=groups, persistent=True, evict=evict), limits)
+            yield _fullest(p, GroupedSm90aConfig(tile_m=m, tile_n=n, groups=groups, evict=evict), limits)
 
 
 def _size(p: GroupedGemmProblem) -> tuple[int, int]:
@@ -91,13 +92,13 @@ def _depth(p: GroupedGemmProblem) -> int:
     return p.group_hint if p.form == "k" else p.k
 
 
-def _room(p: GroupedGemmProblem, config: Sm90aConfig) -> int:
+def _room(p: GroupedGemmProblem, config: GroupedSm90aConfig) -> int:
     """Bytes of shared memory."""
     table = TABLE_BYTES * (p.groups + 32) if p.ragged else 0
     return shared_memory(as_dense(p), config).total + ceil(table / 1024) * 1024
 
 
-def _fullest(p: GroupedGemmProblem, config: Sm90aConfig, limits: GpuLimits) -> Sm90aConfig:
+def _fullest(p: GroupedGemmProblem, config: GroupedSm90aConfig, limits: GpuLimits) -> GroupedSm90aConfig:
     """The configuration with as many stages as shared memory holds."""
     stages = STAGES_MOST
     while stages > STAGES_LEAST and _room(p, replace(config, stages=stages)) > limits.shared_bytes:
@@ -105,7 +106,7 @@ def _fullest(p: GroupedGemmProblem, config: Sm90aConfig, limits: GpuLimits) -> S
     return replace(config, stages=stages)
 
 
-def _variants(p: GroupedGemmProblem, config: Sm90aConfig) -> Iterator[tuple[Sm90aConfig, str]]:
+def _variants(p: GroupedGemmProblem, config: GroupedSm90aConfig) -> Iterator[tuple[GroupedSm90aConfig, str]]:
     """(configuration, what speaks for it) of one tile: what measuring must choose between."""
     if config.evict == "b":
         yield config, "a weight's lines leave L2 first"
@@ -114,7 +115,7 @@ def _variants(p: GroupedGemmProblem, config: Sm90aConfig) -> Iterator[tuple[Sm90
         yield config, ""
 
 
-def limit(p: GroupedGemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
+def limit(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> str | None:
     """The limit of the hardware or of the kernel that a configuration runs into, in words; None if none."""
     reason = dense_limit(as_dense(p), cfg, limits)
     if reason:
@@ -128,7 +129,7 @@ def limit(p: GroupedGemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | N
     return None
 
 
-def estimate(p: GroupedGemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> tuple[float, str]:
+def estimate(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> tuple[float, str]:
     """(cycles, what they are made of): rounds of workgroups, each a loop over K tiles."""
     size, units = p.input_type.bytes, limits.compute_units * cfg.beside
     rows, columns = _size(p)

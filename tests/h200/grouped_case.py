@@ -1,4 +1,4 @@
-"""Runs an sm_90a grouped GEMM against float64: poisoned results, guard zones, groups of any size, offs on the device."""
+"""Runs an sm_90a grouped GEMM against float64: poisoned results, guard zones, groups of any size, device offs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from flykernels.codeobject import CodeObject
 from flykernels.launch.current import Launcher
 from flykernels.targets import sm90a
-from templates.gemm.sm90a_config import Sm90aConfig
 from templates.grouped_gemm.arguments import pointers, scalar_values
 from templates.grouped_gemm.build import build
 from templates.grouped_gemm.problem import GroupedGemmProblem
 from templates.grouped_gemm.reference import bounds
+from templates.grouped_gemm.sm90a_config import GroupedSm90aConfig
 
 from .gemm_case import tensor
 
@@ -23,7 +23,7 @@ NAN = float("nan")
 
 
 @cache
-def compiled(p: GroupedGemmProblem, config: Sm90aConfig) -> CodeObject:
+def compiled(p: GroupedGemmProblem, config: GroupedSm90aConfig) -> CodeObject:
     return build(p, config, sm90a)
 
 
@@ -65,7 +65,7 @@ def exact(p: GroupedGemmProblem, a, b, ends: Sequence[int]) -> torch.Tensor:
 
 
 def run(
-    p: GroupedGemmProblem, config: Sm90aConfig, sizes: Sequence[int] = (), *, offs: Sequence[int] | None = None,
+    p: GroupedGemmProblem, config: GroupedSm90aConfig, sizes: Sequence[int] = (), *, offs: Sequence[int] | None = None,
     past: int = 0, tokens: int | None = None, pads=(0, 0, 0), scale: float = 1.0, seed: int = 0,
 ) -> None:  # fmt: skip
     """Runs the kernel twice; both results must be alike, right in every element that a group owns, and nothing else may

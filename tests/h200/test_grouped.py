@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templates.gemm.sm90a_config import Sm90aConfig as Config
 from templates.grouped_gemm.problem import GroupedGemmProblem as Problem
+from templates.grouped_gemm.sm90a_config import GroupedSm90aConfig as Config
 
 from .grouped_case import compiled, run
 
