@@ -32,7 +32,7 @@ from templates.gemm.space_sm90a import (
 )
 
 from .problem import GroupedGemmProblem
-from .sm90a import as_dense, why_not
+from .sm90a import as_dense, unit, why_not
 from .sm90a_config import GroupedSm90aConfig
 
 TILES_M = (16, 32, 64, 128, 256)
@@ -120,7 +120,9 @@ def limit(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> 
     reason = dense_limit(as_dense(p), cfg, limits)
     if reason:
         return reason
-    if not cfg.persistent or cfg.split_k > 1 or cfg.stream_k or cfg.cluster_size > 1 or cfg.tma_store:
+    if cfg.tma_store and (p.form == "n" or unit(p) > 1):
+        return "TMA would write what belongs to other groups"
+    if not cfg.persistent or cfg.split_k > 1 or cfg.stream_k or cfg.cluster_size > 1:
         return "workgroups of a grouped product stay, and each does whole tiles by itself"
     if cfg.columns > COLUMNS_MOST:
         return f"{cfg.columns} columns a warpgroup; wgmma takes {COLUMNS_MOST}"
