@@ -16,7 +16,11 @@ from .config import GroupedConfig
 from .gfx950 import why_not
 from .problem import GroupedGemmProblem
 
-KEPT, KEPT_OF_A_TILE = 8, 2  # as many as are compiled and measured; of those that share tile_m and tile_n
+KEPT, KEPT_OF_A_TILE = (
+    10,
+    1,
+)  # as many as are compiled and measured; of those that share tile_m and tile_n: how uneven groups
+# are is not known, so different tiles are worth more than different stages
 RUN_TIME_TILE = 128 * 256  # of C: a larger interleaved tile leaves no registers for two loops over K
 
 
