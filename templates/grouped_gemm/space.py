@@ -24,11 +24,15 @@ def candidates(problem: GroupedGemmProblem, target, threads: int = 1) -> Space:
         return Space(dropped=[Dropped(None, reason)])
     if target.name == "x86":
         return _x86(problem, target, threads)
+    if target.name == "sm90a":
+        from . import space_sm90a
+
+        return space_sm90a.candidates(problem, target)
     if target.name == "gfx950":
         from . import space_gfx950
 
         return space_gfx950.candidates(problem, target)
-    raise ValueError(f"grouped GEMM kernels exist for x86 and gfx950, not for {target.name}")
+    raise ValueError(f"grouped GEMM kernels exist for x86, gfx950 and sm90a, not for {target.name}")
 
 
 def _x86(p: GroupedGemmProblem, target, threads: int) -> Space:
