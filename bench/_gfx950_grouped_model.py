@@ -1,9 +1,9 @@
 """Simulated time of a grouped GEMM on gfx950: one staying workgroup's recordings, on 256 units turn by turn.
 
-Ours and Triton's kernels go through the same functions. Recordings of one workgroup that does all tiles there are tell
-what it costs before its first tile, what a tile costs however deep K is, and what each K tile costs. In every turn each
-workgroup does a tile; which, the kernel's own order says, and from what the tiles of a turn share follows how fast their
-loads are filled (flykernels/sim/gemm_grid.py)."""
+Ours and Triton's kernels go through the same functions. Recordings of one workgroup that does all tiles there are
+tell what it costs before its first tile, what a tile costs however deep K is, and what each K tile costs. In every turn
+each workgroup does a tile; which, the kernel's own order says, and from what the tiles of a turn share follows how fast
+their loads are filled (flykernels/sim/gemm_grid.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAME_LINE = 150.0  # cycles of a load from a line of memory that this unit has j
 
 
 class Saved:
-    """What has been simulated, one JSON line each in a file, so that a bench that is started again goes on from there."""
+    """What has been simulated, one JSON line each in a file: a bench that is started again goes on from there."""
 
     def __init__(self):
         self.known: dict[str, float] = {}

@@ -19,6 +19,7 @@ from templates.grouped_gemm.schedule import turns, walk
 from templates.grouped_gemm.space import candidates
 
 from ._gfx950_grouped_model import SAVED, TRITON, estimate, ours, triton
+from ._gfx950_grouped_right import attempts
 from .common import Report, geomean, parser, tracked
 
 GROUPS, TOKENS, WEIGHTS = (8, 16, 64, 128), (16, 128, 1024), ((2048, 4096), (4096, 1536))  # (N, K)
@@ -126,7 +127,7 @@ def balance(report: Report) -> None:
 
 
 def loads(p: GroupedGemmProblem, sizes: np.ndarray, tile_m: int, tile_n: int, workgroups: int):
-    """(work of each workgroup, the least that the busiest can have), in tiles or (form "k") in K steps of their tiles."""
+    """(work of each workgroup, the least that the busiest can have), in tiles or (form "k") in what they sum over."""
     if p.form == "m":
         costs = np.ones(int((-(-sizes // tile_m)).sum()) * -(-p.n // tile_n))
         mine = np.zeros(workgroups)
@@ -144,13 +145,30 @@ def loads(p: GroupedGemmProblem, sizes: np.ndarray, tile_m: int, tile_n: int, wo
     return mine, max(costs.sum() / workgroups, costs.max(), several)
 
 
-def right(report: Report, sample: int) -> None:
-    """Every candidate of every problem of the suite, and of the other forms and odd shapes, on a few groups of few rows:
-    compiled for the suite's sizes to see what it costs, run with fewer columns and K tiles."""
-    from ._gfx950_grouped_right import attempts
+def other_problems() -> Iterator[GroupedGemmProblem]:
+    """The other forms and layouts, and sizes with tails: what the suite of forward passes leaves out."""
+    for groups, tokens in ((8, 128), (64, 1024)):
+        hint = {"groups": groups, "tokens_hint": groups * tokens}
+        yield GroupedGemmProblem("k", m=2048, n=4096, a="col", b="row", **hint)
+        yield GroupedGemmProblem("k", m=264, n=520, a="col", b="row", **hint)
+        yield GroupedGemmProblem("k", m=264, n=520, a="row", b="col", **hint)
+        yield GroupedGemmProblem("n", m=2048, k=4096, a="row", b="col", **hint)
+        yield GroupedGemmProblem("n", m=2048, k=4096, a="row", b="row", **hint)
+        yield GroupedGemmProblem("m", n=2048, k=4096, a="row", b="row", **hint)
+        yield GroupedGemmProblem("m", n=2048, k=4096, a="col", b="col", **hint)
+        yield GroupedGemmProblem("m", n=520, k=1000, **hint)
+        yield GroupedGemmProblem("m", n=517, k=997, align_a=2, align_b=2, align_c=2, **hint)
+        yield GroupedGemmProblem("batch", groups, n=2048, k=4096, tokens_hint=tokens)
+        yield GroupedGemmProblem("batch", groups, n=520, k=512, b="row", tokens_hint=tokens)
 
+
+def right(report: Report, sample: int) -> None:
+    """Every candidate of the suite's problems and of `other_problems`: compiled for their sizes to see what it costs,
+    run on a few groups with fewer columns and K tiles."""
     wrong, spilled, seconds, runs = [], [], [], 0
-    for outcome in attempts(sample):
+    problems = [*dict.fromkeys(p for p, _, _ in suite()), *other_problems()]
+    found = (outcome for p in tracked(problems, "problems") for outcome in attempts(p, sample))
+    for outcome in found:
         runs += 1
         seconds.append(outcome.seconds)
         if outcome.wrong:
