@@ -35,7 +35,7 @@ from templates.gemm.sm90a_output import Output
 
 from .arguments import declared
 from .problem import RUN_TIME, GroupedGemmProblem
-from .schedule import Schedule, turns, up, walk
+from .schedule import Schedule, in_lines, turns, up, walk
 from .sm90a_config import GroupedSm90aConfig
 
 DTYPES = ("bf16", "f16")
@@ -166,17 +166,17 @@ class Tiles:
         k, tiles = self.k, self.schedule.tiles
         groups: Any = barriers.workgroups()
 
-        lines, each = self.cfg.lines, up(tiles, self.cfg.lines)
-        all_places = each * lines  # of which the last line has a few less
+        lines = self.cfg.lines
+        places = up(tiles, lines) * lines
 
-        @k.loop(0, turns(all_places, groups), carry=carry)
+        @k.loop(0, turns(places, groups), carry=carry)
         def after(turn, carry):
             me = k.workgroup_id()
             if self.p.form == "k":  # the largest groups come first: who has the heavier tile next gets the lighter one
                 me = me + turn % 2 * (groups - 1 - me - me)
-            place = walk(turn, me, groups, all_places, 1)
-            i = place % lines * each + place // lines
-            return k.when((place < all_places) & (i < tiles), carry)(lambda carry: body(self._tile(i), carry))
+            place = walk(turn, me, groups, places, 1)
+            i = in_lines(place, tiles, lines)
+            return k.when((place < places) & (i < tiles), carry)(lambda carry: body(self._tile(i), carry))
 
         return after
 
