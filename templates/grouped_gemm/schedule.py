@@ -49,8 +49,8 @@ def walk(turn, workgroup, workgroups, tiles, dies: int):
 
 
 def in_lines(place, tiles, lines: int):
-    """The tile that is done at a place, 0 <= place < lines * up(tiles, lines), where the line of tiles is cut in so many
-    that are walked side by side; at least `tiles` where there is none."""
+    """The tile that is done at a place, 0 <= place < lines * up(tiles, lines), where the line of tiles is cut into
+    `lines` that are walked side by side; at least `tiles` where there is none."""
     return place % lines * up(tiles, lines) + place // lines
 
 
