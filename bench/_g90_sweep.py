@@ -1,17 +1,15 @@
 import json, os, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from templates.gemm.sm90a_config import Sm90aConfig as C
+from templates.grouped_gemm.sm90a_config import GroupedSm90aConfig as C
 from templates.grouped_gemm.problem import GroupedGemmProblem as P
 def cfgs(tokens):
     c = lambda m, n, k, s, g=(1, 1), **kw: C(tile_m=m, tile_n=n, tile_k=k, stages=s, groups=g, persistent=True, **kw)
     if tokens == 16:
-        return [c(16,64,128,8,evict='b'), c(16,128,128,5,evict='b'), c(16,128,64,10,evict='b'), c(16,256,64,5,evict='b'), c(32,128,64,9,evict='b'),
-          c(16,128,64,5,evict='b',beside=2), c(64,128,64,7,evict='b'), c(16,256,64,5), c(16,128,64,10), c(32,256,64,5,evict='b'), c(16,192,64,7,evict='b'), c(64,256,64,4,(1,2),evict='b')]
+        return [c(16,64,128,8,evict='b'), c(32,64,64,12,evict='b'), c(64,64,64,12,evict='b'), c(64,64,64,12,evict='b',lines=2), c(64,128,64,8,evict='b'), c(32,64,64,12,evict='b',lines=2), c(32,64,128,7,evict='b')]
     if tokens == 128:
-        return [c(128,128,64,5,(2,1),evict='b'), c(128,128,64,6,(2,1)), c(128,256,64,4,(2,1),evict='b'), c(128,192,64,5,(2,1),evict='b'), c(64,128,64,7,evict='b'),
-          c(64,256,64,4,(1,2),evict='b'), c(128,64,64,8,(2,1),evict='b'), c(64,128,64,4,evict='b',beside=2), c(128,256,64,4,(2,1)), c(64,192,64,6,(1,1),evict='b')]
-    return [c(128,256,64,4,(2,1)), c(128,256,64,4,(2,1),group_m=16), c(128,192,64,5,(2,1)), c(256,128,64,4,(2,1)), c(128,128,64,6,(2,1)), c(128,256,64,4,(2,1),evict='b'), c(128,224,64,4,(2,1)), c(128,256,128,2,(2,1))]
+        return [x for l in (1,2,4) for x in (c(128,128,64,6,(2,1),evict='b',lines=l), c(64,128,64,8,evict='b',lines=l), c(128,192,64,5,(2,1),lines=l), c(64,160,64,7,evict='b',lines=l), c(128,256,64,4,(2,1),tma_store=l==1,lines=l))]
+    return [c(128,256,64,4,(2,1)), c(128,256,64,4,(2,1),lines=2), c(128,256,64,4,(2,1),lines=4), c(128,256,64,4,(2,1),group_m=16), c(128,256,64,4,(2,1),tma_store=True), c(128,256,64,4,(2,1),tma_store=True,lines=2), c(128,128,64,5,(2,1),tma_store=True)]
 def build_one(a):
     p, c = a
     from flykernels.targets import sm90a
@@ -67,7 +65,7 @@ def main():
                             cc.fill_(float('nan')); call(); torch.cuda.synchronize()
                             err = ((cc.float() - want.float()).norm() / want.float().norm()).item()
                             if not err < 5e-3: print('WRONG', case, c, err, flush=True)
-                            ways.append(repeated(call, floor)); names.append(f'{c} gm{c.group_m}')
+                            ways.append(repeated(call, floor)); names.append(f'{c} gm{c.group_m} l{c.lines}')
                         except Exception as e:
                             print('ERR', case, c, repr(e)[:200], flush=True)
                             if 'CUDA' in repr(e) or 'sticky' in repr(e): raise

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,11 +18,10 @@ from itertools import product
 from pathlib import Path
 
 from ._grouped_suite import GROUPS, SHARES, SIZES_NK, TOKENS, Case
+from ._h200_ahead import Ahead
 from .common import Report, geomean, parser
 
 LABEL, ROUNDS, BAR = "measured on H200", 11, 1.10
-AHEAD = 3  # processes that compile ahead
-ROOT = Path(__file__).parents[1]
 
 
 def main(argv: list[str]) -> int:
@@ -51,24 +49,15 @@ def run(cases: list[Case], file: Path | None, seconds: float) -> int:
     import inductor_plugin
 
     inductor_plugin.enable()
-    start, running = time.perf_counter(), ahead(cases)
+    start = time.perf_counter()
+    ahead = Ahead([f"grouped,{c.groups},{c.tokens},{c.n},{c.k}" for c in cases[1:]], alone=())
     try:
         raw, failed = measured(cases, file, start, seconds)
     finally:
-        for process in running:
-            process.terminate()
-            process.wait()
+        ahead.stop()
     made = report(raw, failed, len(cases), start)
     save(made, raw, file)
     return made.close()
-
-
-def ahead(cases: list[Case]) -> list[subprocess.Popen]:
-    """Processes that compile what will be tuned, a few cases before it."""
-    named = [f"grouped,{c.groups},{c.tokens},{c.n},{c.k}" for c in cases[1:]]
-    command = [sys.executable, "-m", "bench._h200_ahead"]
-    quiet: dict = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return [subprocess.Popen([*command, *named[i::AHEAD]], cwd=ROOT, **quiet) for i in range(AHEAD) if named[i::AHEAD]]
 
 
 def measured(cases: list[Case], file: Path | None, start: float, seconds: float) -> tuple[list[dict], list[str]]:

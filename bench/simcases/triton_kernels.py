@@ -25,6 +25,55 @@ def matmul(a, b, c, M, N, K, sam, sbn, scm, BM: tl.constexpr, BN: tl.constexpr, 
 
 
 @triton.jit
+def grouped_matmul(
+    a,
+    b,
+    offs,
+    c,
+    K,
+    sam,
+    sbn,
+    sbg,
+    scm,
+    G: tl.constexpr,
+    N: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """C[rows of g, N] = A[rows of g, K] B[g, N, K]^T; K a multiple of BK, N of BN. Programs stay: each looks through
+    the groups in order and does every PROGRAMS-th tile, rows first, as Inductor's template for _grouped_mm does;
+    pointers move along K and rows wrap round instead of being masked, the faster way to write its inner loop."""
+    tile = tl.program_id(0)
+    done = 0
+    end = 0
+    for g in range(G):
+        start = end
+        end = tl.load(offs + g)
+        rows = end - start
+        if rows > 0:
+            tall = tl.cdiv(rows, BM)
+            count = tall * tl.cdiv(N, BN)
+            while tile >= done and tile < done + count:
+                i, j = (tile - done) % tall, (tile - done) // tall
+                om = i * BM + tl.arange(0, BM)
+                on = j * BN + tl.arange(0, BN)
+                rk = tl.arange(0, BK)
+                pa = a + (start + om % rows)[:, None] * sam + rk[None, :]
+                pb = b + g.to(tl.int64) * sbg + rk[:, None] + on[None, :] * sbn
+                acc = tl.zeros((BM, BN), tl.float32)
+                for _ in range(0, K, BK):
+                    acc = tl.dot(tl.load(pa), tl.load(pb), acc)
+                    pa += BK
+                    pb += BK
+                at = c + (start + om)[:, None] * scm + on[None, :]
+                tl.store(at, acc.to(c.dtype.element_ty), mask=(om[:, None] < rows) & (on[None, :] < N))
+                tile += PROGRAMS
+            done += count
+
+
+@triton.jit
 def matmul_scaled(
     a, sa, b, sb, c, K, FMT: tl.constexpr, PACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
 ):

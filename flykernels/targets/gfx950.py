@@ -192,11 +192,10 @@ class Gfx950(Gpu):
         """From here on this wave reads what other compute units have published."""
         fence("acquire")
 
-    def count_up(self, pointer, by: int = 1) -> Value:
+    def count_up(self, pointer, by: int | Value = 1) -> Value:
         """Adds to an i32 in device memory, one addition after the other on the whole device; what was there before."""
-        got = llvm.atomicrmw(
-            llvm.AtomicBinOp.add, pointer, constant(by, i32).ssa, llvm.AtomicOrdering.monotonic, syncscope="agent"
-        )
+        by = by if isinstance(by, Value) else constant(by, i32)
+        got = llvm.atomicrmw(llvm.AtomicBinOp.add, pointer, by.ssa, llvm.AtomicOrdering.monotonic, syncscope="agent")
         return Value(got, i32)
 
     # -- matrix

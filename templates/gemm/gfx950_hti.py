@@ -97,7 +97,7 @@ def interleaved_loop(
 
     def wait(g, cut=False):
         """Until what phase g reads has landed. A cut K tile mixes loads that return nothing: do not count those."""
-        cut = cut or ragged and g // count + furthest >= tiles - 1
+        cut = cut or (ragged and g // count + furthest >= tiles - 1)
         k.wait_loads(0 if cut and plan.in_flight(g) is not None else plan.in_flight(g))
 
     def read(half, t):

@@ -58,7 +58,7 @@ def candidates(p: GemmProblem, target) -> Space:
     if reason is not None:
         return Space(dropped=[Dropped(None, reason)])
     space, found = Space(), []
-    for config in _all(p, target.limits):
+    for config in every(p, target.limits):
         reason = limit(p, config, target.limits)
         if reason:
             space.dropped.append(Dropped(config, reason))
@@ -83,7 +83,7 @@ def candidates(p: GemmProblem, target) -> Space:
     return space
 
 
-def _all(p: GemmProblem, limits: GpuLimits) -> Iterator[Gfx950Config]:
+def every(p: GemmProblem, limits: GpuLimits) -> Iterator[Gfx950Config]:
     """Rings and interleaved tiles; K is split, over workgroups or waves, only where tiles are fewer than units need."""
     stages = STAGES if direct_bytes(p) else STAGES[:1]
     for m, n, k, w, shape in product(TILES_M, TILES_N, TILES_K, WAVES, SHAPES):
@@ -192,8 +192,16 @@ def limit(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> str | None:
     return None
 
 
-def estimate(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> tuple[float, str]:
-    """(cycles, what they are made of): rounds of workgroups over the compute units, each a loop over K tiles."""
+def side_by_side(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> int:
+    """Workgroups that fit on a compute unit, by LDS and (about) registers."""
+    by_registers = limits.waves_with(registers(p, cfg)) * limits.simds * limits.lanes // cfg.workgroup_size
+    return max(1, min(limits.shared_bytes // cfg.lds_bytes(p), by_registers))
+
+
+def estimate(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits, products: int = 1) -> tuple[float, str]:
+    """(cycles, what they are made of): rounds of workgroups over the compute units, each a loop over K tiles.
+
+    products: so many of the same size are done at once, each with its own A and B."""
     atom, waves = cfg.atom(p), cfg.workgroup_size // limits.lanes
     bytes_each = p.input_type.bytes
     multiply = cfg.tile_m * cfg.tile_n * cfg.tile_k * atom.cycles
@@ -202,9 +210,8 @@ def estimate(p: GemmProblem, cfg: Gfx950Config, limits: GpuLimits) -> tuple[floa
     read, write = lds_read(p, cfg) / limits.shared_read, tile_bytes * 2 / limits.shared_read
     chunk = direct_bytes(p)
     slower = 1 if chunk == WIDEST_READ else 4 if chunk else 8  # narrow loads: as many more instructions
-    groups = ceil(p.m_hint / cfg.tile_m) * ceil(p.n / cfg.tile_n) * cfg.split_k
-    by_registers = limits.waves_with(registers(p, cfg)) * limits.simds // waves
-    side = max(1, min(limits.shared_bytes // cfg.lds_bytes(p), by_registers))
+    groups = ceil(p.m_hint / cfg.tile_m) * ceil(p.n / cfg.tile_n) * cfg.split_k * products
+    side = side_by_side(p, cfg, limits)
     together = min(side, ceil(groups / limits.compute_units))  # workgroups that share a compute unit
     at_once = limits.compute_units * together
     fill, level = _fill(p, cfg, min(groups, at_once), together, limits)

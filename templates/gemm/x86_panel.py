@@ -48,7 +48,7 @@ class Panels:
         self.sums = k.private(f32, *((cfg.rows, cfg.columns) if self.one_block else (cfg.tile_m, cfg.tile_n)))
 
     def run(self):
-        k, p, cfg, tile = self.k, self.p, self.cfg, self.tile
+        k, cfg, tile = self.k, self.cfg, self.tile
 
         @k.loop(wide(0), wide(self.blocks))
         def _(block):
@@ -125,7 +125,7 @@ class Panels:
 
     def register_block(self, block, k0, count, row, a_panel, column, here, b: View, valid: int):
         """rows x columns of C for one block of K."""
-        k, p, cfg, tile, lanes = self.k, self.p, self.cfg, self.tile, self.lanes
+        k, cfg, tile, lanes = self.k, self.cfg, self.tile, self.lanes
         starts = [(v, min(lanes, valid - v)) for v in range(0, valid, lanes)]
         a = self.read_a(k0, row, a_panel)
         acc = tuple(tuple(self.start(block, row, here, r, v) for v, _ in starts) for r in range(cfg.rows))

@@ -6,14 +6,14 @@ from flykernels.codeobject import CodeObject
 from flykernels.lang import trace
 from flykernels.versions import mlir_version
 from templates.gemm.config import X86Config
-from templates.gemm.sm90a_config import Sm90aConfig
 
 from . import gfx950, sm90a, x86
 from .config import GroupedConfig
 from .problem import GroupedGemmProblem
+from .sm90a_config import GroupedSm90aConfig
 
 KERNELS = {"x86": x86.grouped_gemm, "gfx950": gfx950.grouped_gemm, "sm90a": sm90a.grouped_gemm}
-CONFIGS = {"x86": X86Config, "gfx950": GroupedConfig, "sm90a": Sm90aConfig}
+CONFIGS = {"x86": X86Config, "gfx950": GroupedConfig, "sm90a": GroupedSm90aConfig}
 WHY_NOT = {"gfx950": gfx950.why_not, "sm90a": sm90a.why_not}  # what one target's kernel does not take
 
 

@@ -1,4 +1,4 @@
-"""One way to do a grouped GEMM on a GPU: a dense configuration for each tile, and how many workgroups walk the tiles."""
+"""One way to do a grouped GEMM on a GPU: a dense configuration for each tile, and how many workgroups there are."""
 
 from __future__ import annotations
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import i32
-from flykernels.lang import Kernel, Value
+from flykernels.lang import Global, Kernel, Value
 from templates.gemm import gfx950 as dense
 from templates.gemm.gfx950_config import mma_of
 from templates.gemm.gfx950_operands import part_of_k
-from templates.gemm.gfx950_output import store
+from templates.gemm.gfx950_output import COUNTER_BYTES, store
 
 from .config import GroupedConfig
-from .operands import arguments, matrix
+from .operands import Parked, arguments, matrix
 from .problem import GroupedGemmProblem
-from .schedule import Schedule, Spot, turns, walk
+from .schedule import Queue, Schedule, Spot, turns, walk
 
 
 def why_not(p: GroupedGemmProblem, strides: dict[str, int] | None = None) -> str | None:
@@ -27,30 +27,45 @@ def why_not(p: GroupedGemmProblem, strides: dict[str, int] | None = None) -> str
 
 
 def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig):
-    """The kernel; arguments as in arguments.py, a one-dimensional grid of `cfg.workgroups`."""
-    p, given = arguments(k, p)
+    """The kernel; arguments as in arguments.py (in form "k" `workspace` at the end), a one-dimensional grid of
+    `cfg.workgroups`."""
+    queued = p.form == "k"
+    p, given = arguments(k, p, **({"workspace": Global(i32, (1,))} if queued else {}))
     k.grid = ((Extent(cfg.workgroups),),)
     tile = cfg.tile
     schedule = Schedule(k, p, given.get("offs"), given["tokens"].to(i32), (tile.tile_m, tile.tile_n))
+    parked = Parked(k, given)
     tiles, me, dies = schedule.tiles, k.workgroup_id(), k.target.limits.dies
 
-    @k.loop(0, turns(tiles, cfg.workgroups))
-    def _(turn):
-        number = walk(turn, me, cfg.workgroups, tiles, dies, snake=p.form == "k")
+    def do(number, then=lambda: None):
+        k.afresh()  # addresses of loads do not live through the epilogue of the tile before
+        one_tile(k, p, cfg, parked, schedule.spot(number, tile.group_m), then)
+        k.barrier()  # all have read LDS; the next tile's loads may write it
 
-        @k.when(number < tiles)
-        def _():
-            k.afresh()  # addresses of loads do not live through the epilogue of the tile before
-            one_tile(k, p, cfg, given, schedule.spot(number, tile.group_m))
-            k.barrier()  # all have read LDS; the next tile's loads may write it
+    if queued:
+        k.workspace = (Extent(COUNTER_BYTES),)
+        queue = Queue(k, given["workspace"], tiles, cfg.workgroups)
+        queue.take()
+        k.barrier()
+
+        @k.repeat(queue.taken(), lambda number: number < tiles)
+        def _(number):
+            do(number, queue.take)
+            return queue.taken()
+    else:
+
+        @k.loop(0, turns(tiles, cfg.workgroups))
+        def _(turn):
+            number = walk(turn, me, cfg.workgroups, tiles, dies)
+            k.when(number < tiles)(lambda: do(number))
 
 
-def one_tile(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, given: dict, spot: Spot):
-    """One tile of one group's product."""
+def one_tile(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, parked: Parked, spot: Spot, then):
+    """One tile of one group's product. then: done between the sums and C."""
     d, tile = p.dense, cfg.tile
     uniform = lambda x: k.target.uniform(x) if isinstance(x, Value) else x
     group, row, column, first, size = map(uniform, (spot.group, spot.row, spot.column, spot.first, spot.size))
-    view = lambda name: matrix(p, given, name, group, first, size)
+    view = lambda name: matrix(p, parked.take(name), name, group, first, size)
     mma = mma_of(k, d, tile)
     if p.k or p.form == "k":
         operands = (view("a"), tile.tile_m, row), (view("b").transposed(), tile.tile_n, column)
@@ -64,4 +79,5 @@ def one_tile(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, given: dict, 
     else:  # a product of nothing
         parts = [(i, j) for i in range(2) for j in range(2)] if tile.interleaved else [(0, 0)]
         sums, shelves = {part: mma.zeros() for part in parts}, [(None, 0)] * len(parts)
+    then()
     store(k, d, tile, mma, sums, view, (row, column), shelves)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flykernels.dtypes import i64
-from flykernels.lang import Value, View
+from flykernels.dtypes import i32, i64
+from flykernels.lang import Kernel, Layout, Value, View
 from flykernels.lang.memory import advance
+from flykernels.lang.values import mlir_type, vector_of
+from flykernels.mlir import llvm
 
 from .arguments import declared
 from .problem import RUN_TIME, GroupedGemmProblem
@@ -53,3 +55,35 @@ def matrix(p: GroupedGemmProblem, given: dict, name: str, group, first, size) ->
         view, shape=tuple(sizes[x] for x in AXES[name]), stride=stride, alignment=align,
         stride_multiple=max(1, align // view.dtype.bytes), multiple=(),
     )  # fmt: skip
+
+
+class Parked:
+    """The operands' pointers and strides, put down in shared memory when a kernel starts and taken up where they are
+    needed: a kernel that stays would otherwise hold them in scalar registers all through its main loops, which need
+    those. All threads make it; ends in a barrier."""
+
+    def __init__(self, k: Kernel, given: dict):
+        self.k, self.given = k, given
+        self.names = [x for x in given if x.partition("_")[0] in AXES]
+        self.table = k.shared(i64, Layout((len(self.names),), (1,)))
+
+        @k.when(k.thread.equals(0))
+        def _():
+            for i, name in enumerate(self.names):
+                value = given[name]
+                number = Value(llvm.ptrtoint(mlir_type(i64), value.pointer), i64) if isinstance(value, View) else value
+                self.table.put(number, i)
+
+        k.barrier()
+
+    def take(self, *operands: str) -> dict:
+        """The arguments of these operands ("a", "b", "c"), as `matrix` wants them."""
+        return {name: self._taken(i, name) for i, name in enumerate(self.names) if name.partition("_")[0] in operands}
+
+    def _taken(self, i: int, name: str):
+        halves = self.table.get(i).bitcast(i32, 2)
+        number = vector_of([self.k.target.uniform(halves[h]) for h in range(2)]).bitcast(i64)
+        value = self.given[name]
+        if not isinstance(value, View):
+            return number
+        return replace(value, pointer=llvm.inttoptr(value.pointer.type, number.ssa))

@@ -24,10 +24,10 @@ class GroupedGemmProblem:
     "k"       (M, T)       (T, N)       (G, M, N)    what is summed over does: the weight's gradient
     "batch"   (G, T, K)    (G, K, N)    (G, T, N)    none: every group has T rows
 
-    T is only known at run time. Which of T belong to a group is told by `offs`, G values of i32 in device memory: group
-    g has offs[g - 1] .. offs[g] - 1, the first one 0 .. offs[0] - 1; see `reference.bounds` for what becomes of offs that
-    decrease, are negative or go past T. What lies past offs[-1] is not written in C ("m", "n"), not read otherwise. An
-    empty group writes nothing, or ("k", and K = 0) zeros.
+    T is only known at run time. Which of T belong to a group is told by `offs`, G values of i32 in device memory:
+    group g has offs[g - 1] .. offs[g] - 1, the first one 0 .. offs[0] - 1; see `reference.bounds` for what becomes of
+    offs that decrease, are negative or go past T. What lies past offs[-1] is not written in C ("m", "n"), not read
+    otherwise. An empty group writes nothing, or ("k", and K = 0) zeros.
 
     form        one of FORMS
     groups      G, 1 to 512

@@ -1,15 +1,16 @@
 """Which tile of which group a workgroup computes next, worked out on the device from `offs`.
 
-A fixed number of workgroups stay, and walk the tiles of all groups, which stand in one line: workgroup w does the tiles
-w, w + P, w + 2 P ... of it. Nothing depends on who comes first, nothing is asked of the host. Each workgroup makes a
-table in shared memory when it starts: one wave's lanes read offs side by side, a scan over the lanes gives where groups
-begin and how many tiles lie before each. To find a tile's group the lanes compare the table with the tile's number.
+A fixed number of workgroups stay, and walk the tiles of all groups, which stand in one line. Nothing is asked of the
+host. Each workgroup makes a table in shared memory when it starts: one wave's lanes read offs side by side, a scan over
+the lanes gives where groups begin and how many tiles lie before each. To find a tile's group the lanes compare the
+table with the tile's number.
 
-Balance. Tiles of forms "m" and "batch" cost the same but for the last rows of a group, so every workgroup has as many as
-any other, or one less. Tiles of form "k" cost what their group has of T: there the largest groups come first, and every
-second turn runs backwards, so that who had the heavier tile then gets the lighter one.
+Balance. Tiles of forms "m" and "batch" cost the same but for the last rows of a group: workgroup w does the tiles w,
+w + P, w + 2 P ..., so that each has as many as any other, or one less (`walk`). Tiles of form "k" cost what their group
+has of T: there the groups stand in order of their size, the largest first, and who is free takes the next tile from a
+counter in memory (`Queue`). Which workgroup does a tile changes nothing in the result.
 
-`walk` and `order` are pure arithmetic on ints or kernel Values, so that what kernels use is tested on many sets of groups.
+`walk` is pure arithmetic on ints or kernel Values, so that what kernels use is tested on many sets of groups.
 """
 
 from __future__ import annotations
@@ -36,18 +37,21 @@ class Spot:
     size: Any  # of T; may be 0 in form "k"
 
 
-def walk(turn, workgroup, workgroups, tiles, dies: int, snake: bool):
+def walk(turn, workgroup, workgroups, tiles, dies: int):
     """The number of the tile that a workgroup does in its turn, at least `tiles` if it has none left.
 
     A die's workgroups do neighbouring tiles, whose operands its L2 cache then holds; also in the last turn, which has
-    fewer tiles than there are workgroups. snake: every second turn deals from the other end."""
+    fewer tiles than there are workgroups."""
     first = turn * workgroups
     count = minimum(tiles - first, workgroups)
-    if snake:
-        odd = turn % 2
-        workgroup = workgroup + odd * (workgroups - 1 - 2 * workgroup)
     at = first + on_dies(workgroup, count, dies)
     return _choose(workgroup < count, at, tiles)
+
+
+def in_lines(place, tiles, lines: int):
+    """The tile that is done at a place, 0 <= place < lines * up(tiles, lines), where the line of tiles is cut into
+    `lines` that are walked side by side; at least `tiles` where there is none."""
+    return place % lines * up(tiles, lines) + place // lines
 
 
 def turns(tiles, workgroups: int):
@@ -69,8 +73,9 @@ class Schedule:
     tile   (rows, columns) of a workgroup's tile
     unit   form "m": a group's first tile begins at a multiple of this, and may so have rows of the group before
 
-    offs are cut to 0 .. T, and a group that would begin before another's end begins there (reference.bounds): nothing is
-    read or written outside, and no row of C by two groups, whatever offs say. Made once at the kernel's beginning, by all threads; ends in a barrier."""
+    offs are cut to 0 .. T, and a group that would begin before another's end begins there (reference.bounds): nothing
+    is read or written outside, and no row of C by two groups, whatever offs say. Made once at the kernel's beginning,
+    by all threads; ends in a barrier."""
 
     def __init__(
         self, k: Kernel, p: GroupedGemmProblem, offs: View | None, tokens: Value, tile: tuple[int, int], unit: int = 1
@@ -193,3 +198,32 @@ class Schedule:
 def up(size, tile: int):
     """How many tiles cover `size` (an int or a Value)."""
     return (size + (tile - 1)) // tile
+
+
+class Queue:
+    """Hands out tiles: the workgroup that is free takes the next number from a counter, 0 before and after a launch.
+
+    counter     i32 View in device memory
+    workgroups  that take part, each until it gets a number beyond the last tile's"""
+
+    def __init__(self, k: Kernel, counter: View, tiles: Value, workgroups: int):
+        self.k, self.counter, self.takings = k, counter, tiles + workgroups
+        self.board = k.shared(i32, Layout((1,), (1,)))
+
+    def take(self):
+        """Asks for the next number; after a barrier `taken` has it."""
+
+        @self.k.when(self.k.thread.equals(0))
+        def _():
+            number = self.k.target.count_up(self.counter.pointer)
+            self.board.put(number, 0)
+
+            @self.k.when(number.equals(self.takings - 1))
+            def _():
+                self.k.target.count_up(self.counter.pointer, 0 - self.takings)  # the last to ask: for the next launch
+
+    def taken(self) -> Value:
+        """The number that came, in all threads. Ends in a barrier."""
+        number = self.k.target.uniform(self.board.get(0))
+        self.k.barrier()  # all have read it; the next may be put there
+        return number

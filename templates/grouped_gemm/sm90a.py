@@ -26,8 +26,8 @@ from templates.gemm.sm90a_config import (
     BLOCK_K,
     BLOCK_M,
     BRINGER_REGISTERS,
+    SWIZZLE_MOST,
     WARP,
-    Sm90aConfig,
     boxes,
     shared_operands,
 )
@@ -35,7 +35,8 @@ from templates.gemm.sm90a_output import Output
 
 from .arguments import declared
 from .problem import RUN_TIME, GroupedGemmProblem
-from .schedule import Schedule, turns, walk
+from .schedule import Schedule, in_lines, turns, up, walk
+from .sm90a_config import GroupedSm90aConfig
 
 DTYPES = ("bf16", "f16")
 CLEARED = 1  # the named barrier where warpgroups meet when they have made zeros of what lies past a group's K
@@ -67,7 +68,7 @@ def as_dense(p: GroupedGemmProblem, aligned: bool = True) -> GemmProblem:
     return GemmProblem(n, max(1, p.k), p.dtype, p.out_dtype, p.a, p.b, align_c=align)
 
 
-def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig):
+def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig):
     """The kernel; arguments as `arguments.declared` says. Without any T it writes nothing, in form "k" too."""
     # limits: workgroups stay
     names = declared(p)
@@ -104,7 +105,7 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig):
     k.branch(k.thread >= cfg.multipliers, bring, multiply)
 
 
-def tensor_maps(p: GroupedGemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...]:
+def tensor_maps(p: GroupedGemmProblem, cfg: GroupedSm90aConfig) -> tuple[TensorMap, ...]:
     """a_map and b_map: all groups' rows (columns, K) as one axis where they are ragged, else one axis more."""
     size = {"m": p.m, "n": p.n, "k": p.k} | {RUN_TIME[p.form]: "tokens"}
 
@@ -117,14 +118,19 @@ def tensor_maps(p: GroupedGemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...
         return TensorMap(f"{name}_map", name, (*axes, *groups), (*box, *(1 for _ in groups)), shared.swizzle)
 
     a, b = shared_operands(as_dense(p), cfg)
-    return of("a", a, "m"), of("b", b, "n")
+    maps = of("a", a, "m"), of("b", b, "n")
+    if not cfg.tma_store:
+        return maps
+    groups = ((p.groups, "c_group"),) if p.has_groups("c") else ()
+    box = (SWIZZLE_MOST // p.output_type.bytes, min(BLOCK_M, cfg.tile_m), *(1 for _ in groups))
+    return *maps, TensorMap("c_map", "c", ((p.n, 1), (size["m"], "c_row"), *groups), box, SWIZZLE_MOST, 0)
 
 
 @dataclass(frozen=True)
 class Tile:
     """A tile of one group's C: which, and what of A and B it is made from.
 
-    c        the group's C as (rows, columns); at: number of the tile in it
+    c        the group's C as (rows, columns), which begins at `first` of T; at: number of the tile in it
     m, n, k  origin in A and B
     steps    K tiles
     before   of another group's K in the first of them (None: nothing), in form "k"
@@ -133,6 +139,7 @@ class Tile:
 
     group: Any
     c: View
+    first: Any
     at: tuple[Any, Any]
     m: Any
     n: Any
@@ -146,7 +153,7 @@ class Tile:
 class Tiles:
     """This workgroup's tiles, in the order of `schedule.Schedule`; in form "n" of that of the product turned round."""
 
-    def __init__(self, k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, given: dict[str, Any]):
+    def __init__(self, k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, given: dict[str, Any]):
         self.k, self.p, self.cfg, self.given = k, p, cfg, given
         tokens, turned = given["tokens"].to(i32), p.form == "n"
         tile = (cfg.tile_n, cfg.tile_m) if turned else (cfg.tile_m, cfg.tile_n)
@@ -159,10 +166,17 @@ class Tiles:
         k, tiles = self.k, self.schedule.tiles
         groups: Any = barriers.workgroups()
 
-        @k.loop(0, turns(tiles, groups), carry=carry)
+        lines = self.cfg.lines
+        places = up(tiles, lines) * lines
+
+        @k.loop(0, turns(places, groups), carry=carry)
         def after(turn, carry):
-            i = walk(turn, k.workgroup_id(), groups, tiles, 1, self.p.form == "k")
-            return k.when(i < tiles, carry)(lambda carry: body(self._tile(i), carry))
+            me = k.workgroup_id()
+            if self.p.form == "k":  # the largest groups come first: who has the heavier tile next gets the lighter one
+                me = me + turn % 2 * (groups - 1 - me - me)
+            place = walk(turn, me, groups, places, 1)
+            i = in_lines(place, tiles, lines)
+            return k.when((place < places) & (i < tiles), carry)(lambda carry: body(self._tile(i), carry))
 
         return after
 
@@ -194,7 +208,7 @@ class Tiles:
         if form == "n":
             aligned = ((spot.first | spot.size) % (UNIT // c.dtype.bytes)).equals(0)
         at_row, at_column = row * cfg.tile_m + start["m"], column * cfg.tile_n + start["n"]
-        return Tile(spot.group, c, (row, column), at_row, at_column, start["k"], steps, before, left, aligned)
+        return Tile(spot.group, c, begin, (row, column), at_row, at_column, start["k"], steps, before, left, aligned)
 
 
 def unit(p: GroupedGemmProblem) -> int:
@@ -206,7 +220,7 @@ def unit(p: GroupedGemmProblem) -> int:
     return UNIT // p.input_type.bytes if neighbours.get(p.form) else 1
 
 
-def produce(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ring: Stages, first) -> None:
+def produce(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Tiles, ring: Stages, first) -> None:
     """Brings one K tile after the other into the ring. By one warp, whose `first` thread does it."""
     policy = {
         "a": "evict_first" if cfg.evict == "both" else "normal",
@@ -246,12 +260,13 @@ def produce(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ri
     tiles.walk(barriers.Position.start(cfg.stages, 1).carried, one)
 
 
-def consume(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ring: Stages) -> None:
+def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Tiles, ring: Stages) -> None:
     """Multiplies one K tile after the other as they come, and writes tiles of C. By all warpgroups."""
     A, B, full, empty = ring.a, ring.b, ring.full, ring.empty
     group = k.thread // wgmma.WARPGROUP if cfg.multipliers > wgmma.WARPGROUP else 0
     along_m, along_n = group % cfg.groups[0], group // cfg.groups[0]
     lane = k.thread % wgmma.WARPGROUP
+    without = replace(cfg, tma_store=False)
     origin = wgmma.address_of(ring.memory)
     layout = wgmma.sums_layout(cfg.columns, cfg.blocks, cfg.groups)
     # a warpgroup's part of the tile begins at whole boxes or groups of rows: the distance is the same multiple for each
@@ -342,19 +357,32 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: Sm90aConfig, tiles: Tiles, ri
             if p.form == "n":
                 vector = tma.TMA_ALIGNMENT // c.dtype.bytes if aligned else 1
                 c = replace(c, multiple=(1, vector), alignment=p.align_c if aligned else c.dtype.bytes)
-            output = Output(k, as_dense(p, aligned), cfg, lambda name: c, tile.at, (), ring.shelf)
-            output.store(acc, output.fetch(0))
+            output = Output(k, as_dense(p, aligned), without, lambda name: c, tile.at, (), ring.shelf)
+            if cfg.tma_store:
+                output.shelf_left()
+            output.store(acc, {})
 
-        if tile.aligned is True:
-            store(True)
-        else:
+        def send():
+            batch = (tile.group,) if p.has_groups("c") else ()
+            row = tile.first if p.form == "m" else 0
+            Output(k, as_dense(p), cfg, lambda name: tile.c, tile.at, batch, ring.shelf, row).store(acc, {})
+
+        if p.form == "n":
             k.branch(tile.aligned, lambda: store(True), lambda: store(False))
+        elif not cfg.tma_store:
+            store(True)
+        elif p.form != "m":
+            send()  # rows outside a group are outside the tensor
+        else:
+            k.branch(tile.c.shape[0] >= (tile.at[0] + 1) * cfg.tile_m, send, lambda: store(True))
         return after
 
     tiles.walk(barriers.Position.start(cfg.stages, 0).carried, one)
+    if cfg.tma_store:
+        k.when(lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does
 
 
-def clear(k: Kernel, cfg: Sm90aConfig, operand, start, first: Value | None, end: Value | None) -> None:
+def clear(k: Kernel, cfg: GroupedSm90aConfig, operand, start, first: Value | None, end: Value | None) -> None:
     """Makes zeros of an operand's tile in shared memory before depth `first` and from `end` on. By all warpgroups.
 
     Both operands are cleared: what lies there may be infinite or not a number, which 0 does not undo."""

@@ -28,11 +28,15 @@ def candidates(problem: GroupedGemmProblem, target, threads: int = 1) -> Space:
         from . import space_sm90a
 
         return space_sm90a.candidates(problem, target)
-    raise ValueError(f"grouped GEMM kernels exist for x86 and sm90a, not for {target.name}")
+    if target.name == "gfx950":
+        from . import space_gfx950
+
+        return space_gfx950.candidates(problem, target)
+    raise ValueError(f"grouped GEMM kernels exist for x86, gfx950 and sm90a, not for {target.name}")
 
 
 def _x86(p: GroupedGemmProblem, target, threads: int) -> Space:
-    """The dense blocks, N cut so that there are tiles to share out. Form "k" sums over what only the run knows: panels."""
+    """The dense blocks, N cut so that there are tiles to share out; panels where only the run knows K."""
     space = space_x86.candidates(p.dense, target, threads=1)
     kept = []
     for c in space.kept:

@@ -8,7 +8,7 @@ it begins and ends follows from offs, so that no thread waits for another and no
 from __future__ import annotations
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import i32, i64
+from flykernels.dtypes import i64
 from flykernels.lang import Kernel, View, constant, maximum, minimum
 from templates.gemm import x86_dot, x86_panel
 from templates.gemm.config import X86Config

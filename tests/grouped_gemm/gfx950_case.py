@@ -37,10 +37,11 @@ def run(case: Case, cfg: GroupedConfig, code: CodeObject | None = None):
         held["offs"] = case.offs.numpy()
     views = {name: g.view for name, g in case.operands.items()}
     args = [held[x] for x in pointers(p)] + [np.int64(x) for x in scalar_values(p, **views)]
-    grid = code.grid_for({})
-    result = run_on_sim(code, args, (*grid, 1, 1)[:3], outputs=[pointers(p).index("c")])
+    workspace = np.zeros(code.workspace_for({}) // 4, np.int32)
+    args += [workspace] if code.workspace else []
+    written = None if code.workspace else [pointers(p).index("c")]  # workspace is read as well
+    result = run_on_sim(code, args, (*code.grid_for({}), 1, 1)[:3], outputs=written)
     result.raise_for_findings()
+    assert not workspace.any(), "the counter must be 0 after a launch, for the next one"
     case.check()
     return result
-
-

@@ -1,4 +1,4 @@
-"""Runs an sm_90a grouped GEMM against float64: poisoned results, guard zones, groups of any size, offs on the device."""
+"""Runs an sm_90a grouped GEMM against float64: poisoned results, guard zones, groups of any size, device offs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from flykernels.codeobject import CodeObject
 from flykernels.launch.current import Launcher
 from flykernels.targets import sm90a
-from templates.gemm.sm90a_config import Sm90aConfig
 from templates.grouped_gemm.arguments import pointers, scalar_values
 from templates.grouped_gemm.build import build
 from templates.grouped_gemm.problem import GroupedGemmProblem
 from templates.grouped_gemm.reference import bounds
+from templates.grouped_gemm.sm90a_config import GroupedSm90aConfig
 
 from .gemm_case import tensor
 
@@ -23,12 +23,13 @@ NAN = float("nan")
 
 
 @cache
-def compiled(p: GroupedGemmProblem, config: Sm90aConfig) -> CodeObject:
+def compiled(p: GroupedGemmProblem, config: GroupedSm90aConfig) -> CodeObject:
     return build(p, config, sm90a)
 
 
 def operands(p: GroupedGemmProblem, tokens: int, owned: int, pads: tuple[int, int, int], scale: float) -> dict:
-    """{"a", "b", "c"}: (storage, view). A and B of normal numbers, NaN where no group owns them; C of NaN."""
+    """{"a", "b", "c"}: (storage, view). A (times `scale`) and B of normal numbers, NaN where no group owns
+    them; C of NaN."""
     size = {"m": p.m, "n": p.n, "k": p.k} | {"m" if p.form == "batch" else p.form: tokens}
     shapes = {"a": ("m", "k"), "b": ("k", "n"), "c": ("m", "n")}
     made = {}
@@ -39,7 +40,7 @@ def operands(p: GroupedGemmProblem, tokens: int, owned: int, pads: tuple[int, in
         last = shape[-1] if layout == "row" else shape[-2]
         whole, view = tensor(shape, layout, kind, -last % 8 + pad)
         if name != "c":
-            view.copy_(torch.randn(shape, device="cuda") * scale)
+            view.copy_(torch.randn(shape, device="cuda") * (scale if name == "a" else 1.0))
             if p.form in shapes[name]:
                 view.narrow(shapes[name].index(p.form) - 2 + view.dim(), owned, tokens - owned).fill_(NAN)
         made[name] = whole, view
@@ -64,7 +65,7 @@ def exact(p: GroupedGemmProblem, a, b, ends: Sequence[int]) -> torch.Tensor:
 
 
 def run(
-    p: GroupedGemmProblem, config: Sm90aConfig, sizes: Sequence[int] = (), *, offs: Sequence[int] | None = None,
+    p: GroupedGemmProblem, config: GroupedSm90aConfig, sizes: Sequence[int] = (), *, offs: Sequence[int] | None = None,
     past: int = 0, tokens: int | None = None, pads=(0, 0, 0), scale: float = 1.0, seed: int = 0,
 ) -> None:  # fmt: skip
     """Runs the kernel twice; both results must be alike, right in every element that a group owns, and nothing else may

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templates.gemm.sm90a_config import Sm90aConfig as Config
 from templates.grouped_gemm.problem import GroupedGemmProblem as Problem
+from templates.grouped_gemm.sm90a_config import GroupedSm90aConfig as Config
 
 from .grouped_case import compiled, run
 
@@ -40,6 +40,25 @@ TILES = [
 @pytest.mark.parametrize("config", TILES, ids=str)
 def test_tiles(form, layout, config):
     run(replace(FORMS[form], a=layout[0], b=layout[1]), config, UNEVEN, past=3, tokens=None)
+
+
+BY_TMA = [
+    Config(tile_n=256, stages=4, tma_store=True),
+    Config(tile_n=192, stages=3, tma_store=True, lines=2),
+    Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1), tma_store=True, lines=3),
+]
+
+
+@pytest.mark.parametrize("config", BY_TMA, ids=str)
+@pytest.mark.parametrize("form, layout", [("m", "NT"), ("m", "NN"), ("k", "TN"), ("batch", "NT"), ("batch", "TT")])
+def test_stores_by_tma(form, layout, config):
+    """Whole tiles leave by TMA, others as ever, one after the other through the same shelves."""
+    a, b = LAYOUTS[layout]
+    p = replace(FORMS[form], a=a, b=b)
+    many = (130, 256, 0, 17, 300, 128, 1, 512)
+    run(p, config, many, past=7, tokens=200 if form == "batch" else None)
+    wide = replace(p, n=1000, m=p.m and 264, out_dtype="f32" if form == "k" else "bf16")
+    run(wide, config, many, pads=(0, 0, 8), tokens=72 if form == "batch" else None)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
