@@ -30,8 +30,11 @@ class Commands(click.Group):
 
 @click.group(cls=Commands)
 @click.version_option(__version__)
-def main() -> None:
+@click.option("--remote", metavar="URL", help="a store behind the cache's directories; default: FLYKERNELS_REMOTE")
+def main(remote: str | None) -> None:
     """Kernel templates for TorchInductor: what is chosen and why."""
+    if remote is not None:
+        os.environ["FLYKERNELS_REMOTE"] = remote
 
 
 main.add_command(cache)

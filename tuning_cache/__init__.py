@@ -8,6 +8,7 @@ from .fold import Folded, fold
 from .manifest import Accept, Manifest
 from .merge import merge
 from .prune import Pruned, prune, size_in_bytes
+from .remote import Remote
 from .store import LOCK_SECONDS, Store, default_directories
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Manifest",
     "NewerFormat",
     "Pruned",
+    "Remote",
     "Store",
     "Timing",
     "canonical",
