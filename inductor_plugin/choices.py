@@ -12,7 +12,7 @@ from typing import Any
 from flykernels.versions import mlir_version
 from tuning_cache import FAILED, Entry, Timing
 
-from . import install, kernels, private, scaled, settings
+from . import asked, install, kernels, private, scaled, settings
 from .counters import counters
 from .devices import device_for
 from .fingerprint import fingerprint
@@ -194,9 +194,14 @@ def offer(choices: list[Any]) -> list[Any]:
 
 
 def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
+    listener = asked.listener()
+    if listener is not None and not listener.hear(request):
+        return [aten]
     entry = settings.store().lookup(request.key)
     if entry is not None and entry.winner:
         return _from_cache(request, entry, choices)
+    if listener is None:
+        settings.missed(request.key)
     if private.capturing():
         log.warning(
             "%s M=%s: not in the cache, and a CUDA graph is being captured, so nothing can be measured; ATen "

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import click
+from rich.console import Console
 
 from . import __version__
 from .cache_cli import cache
@@ -55,10 +56,21 @@ main.add_command(cache)
 @click.option("--weight-dtype", default=None, help="of rms_norm; default: --dtype; none: no weight")
 @click.option("--gradient", is_flag=True, help="of rms_norm: a call whose gradient is wanted")
 @click.option("--smallest", is_flag=True, help="of topk")
+@click.option("--groups", type=click.IntRange(0), default=8, show_default=True, help="of grouped_mm")
+@click.option(
+    "--form",
+    type=click.Choice(["m", "n", "k", "batch"]),
+    default="m",
+    show_default=True,
+    help="of grouped_mm: the axis that groups share out; its size is all groups' together",
+)
 @click.option("--target", type=click.Choice(["x86", "gfx950", "sm90a"]), default="x86", show_default=True)
-def explain(op: str, bias: str | None, weight_dtype: str | None, gradient: bool, smallest: bool, **options) -> None:
-    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...; of eager operators: rms_norm, topk) eligible, what are its
-    candidates, what won and from where. For an eager operator --m are the rows."""
+def explain(
+    op: str, bias: str | None, weight_dtype: str | None, gradient: bool, smallest: bool, groups: int, form: str,
+    **options,
+) -> None:  # fmt: skip
+    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...; grouped_mm; of eager operators: rms_norm, topk) eligible, what
+    are its candidates, what won and from where. For an eager operator --m are the rows."""
     base, _, activation = op.partition("+")
     if base in ("rms_norm", "topk"):
         from . import eager_explain
@@ -74,6 +86,12 @@ def explain(op: str, bias: str | None, weight_dtype: str | None, gradient: bool,
 
     if options["k"] is None:
         raise click.BadParameter(f"{op} needs --k")
+    if op in ("grouped_mm", "_grouped_mm"):
+        from .explain_grouped import GroupedQuestion
+
+        if form in ("n", "k") and options["m"] is None:
+            raise click.BadParameter(f"grouped_mm of form {form} needs --m")
+        sys.exit(0 if answer(GroupedQuestion("_grouped_mm", **options, form=form, groups=groups)) else 1)
     known = ("mm", "addmm", "bmm", "baddbmm", "_mkl_linear")
     if base not in known or activation not in ("", "none", "relu", "gelu", "gelu_tanh", "silu"):
         raise click.BadParameter(f"{op!r}: one of {', '.join(known)}, with or without +relu, +gelu, +gelu_tanh, +silu")
@@ -106,17 +124,23 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 
 @main.command()
-@click.argument("shapes", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option("--model", metavar="MODULE:FACTORY", help="instead of FILE: all that a model's graphs ask for")
+@click.option("--training", is_flag=True, help="of --model: forward and backward; else inference")
+@click.option("--dynamic", is_flag=True, help="of --model: sizes are symbolic")
+@click.option("--freezing", is_flag=True, help="of --model: weights are constants, which takes their memory")
 @click.option(
-    "--target", "targets", type=click.Choice(["x86", "gfx950", "sm90a"]), multiple=True, help="of SHAPES; default: x86"
-)
+    "--target", "targets", type=click.Choice(["x86", "gfx950", "sm90a"]), multiple=True,
+    help="default: x86; of a record: what it was recorded on",
+)  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 1024), help="compilers at a time; default: one a core")
 @click.option("--budget", callback=_seconds, help="such as 10m: begin nothing after that; run it again to go on")
-@click.option("--dry-run", is_flag=True, help="say what would be compiled")
-@click.option("--product", help="a GPU that is not here, as torch names it; default: AMD Instinct MI350X")
-@click.option("--compute-units", type=click.IntRange(1, 4096), help="of that GPU; default: 256")
+@click.option("--dry-run", is_flag=True, help="say what would be compiled and measured")
+@click.option("--compile-only", is_flag=True, help="measure nothing, although a target's device is here")
+@click.option("--product", help="a GPU that is not here, as torch names it; default: MI350X, H200")
+@click.option("--compute-units", type=click.IntRange(1, 4096), help="of that GPU; default: 256, 132")
 @click.option(
-    "--eager", is_flag=True, help="instead of SHAPES, eager operators: rms_norm and topk; what follows is theirs"
+    "--eager", is_flag=True, help="instead of FILE, eager operators: rms_norm and topk; what follows is theirs"
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--op", "ops", type=click.Choice(["rms_norm", "topk"]), multiple=True, help="default: both")
@@ -126,30 +150,80 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--k", "ks", callback=_numbers, help="of topk")
 @click.option("--inference", is_flag=True, help="leave out rms_norm with gradients")
 def warmup(
-    shapes: Path | None, targets: tuple[str, ...], jobs: int | None, budget: float | None, dry_run: bool,
-    product: str | None, compute_units: int | None, eager: bool, **options,
+    file: Path | None, model: str | None, training: bool, dynamic: bool, freezing: bool, targets: tuple[str, ...],
+    jobs: int | None, budget: float | None, dry_run: bool, compile_only: bool, product: str | None,
+    compute_units: int | None, eager: bool, **options,
 ) -> None:  # fmt: skip
-    """Fill the cache ahead: compile every candidate of the matrix products in SHAPES (.yaml, .json or .csv), for GPUs
-    that are not here too; or, with --eager, measure eager operators against ATen's.
+    """Fill the cache ahead. Of FILE, which names matrix products (.yaml, .json or .csv) or was written by
+    FLYKERNELS_RECORD, or of a model: compile every candidate, for GPUs that are not here too, and measure where a
+    target's device is here. With --eager, measure eager operators against ATen's.
 
+    MODULE:FACTORY is a function that returns (model, example inputs); it runs without weights or a GPU.
     What the cache knows already is not done again: a run that was stopped goes on where it was."""
-    if eager == (shapes is not None):
-        raise click.UsageError("name a file of shapes, or --eager: one of them")
+    if (file is not None) + (model is not None) + eager != 1:
+        raise click.UsageError("name a file, or --model, or --eager: one of them")
+    if model is None and (training or dynamic or freezing):
+        raise click.UsageError("--training, --dynamic and --freezing are of --model")
     if eager:
         from . import eager_warmup
 
         sys.exit(eager_warmup.run(**options))
-    assert shapes is not None
-    from tuning_cache.shapes import ShapesError, read
+    from templates.gemm.workers import Workers
+
+    pool = Workers(jobs or len(os.sched_getaffinity(0)))
+    pool.start()  # they import a compiler while this process imports torch
+    with pool:
+        from tuning_cache.record import RecordError
+        from tuning_cache.shapes import ShapesError
+
+        from . import warmup as ahead
+        from . import warmup_asked
+
+        console = ahead.console_here()
+        if not ahead.able(dry_run, console):
+            sys.exit(1)
+        try:
+            if file is not None:
+                asked = warmup_asked.from_file(file, targets, product, compute_units)
+            else:
+                asked = warmup_asked.from_model(
+                    str(model), targets, training, dynamic, freezing, product, compute_units
+                )
+        except (ShapesError, RecordError, warmup_asked.NothingAsked, warmup_asked.lowering.ModelError) as e:
+            raise click.ClickException(f"{e}. Nothing was compiled.") from None
+        sys.exit(ahead.run(asked, pool, budget, dry_run, compile_only, console))
+
+
+@main.command()
+@click.argument("page", type=click.Path(dir_okay=False, path_type=Path), default="flykernels-report.html")
+@click.option("--no-page", is_flag=True, help="only the table")
+@click.option("--most", type=click.IntRange(1, 100_000), default=500, show_default=True, help="problems to list")
+@click.option(
+    "--figures", type=click.Path(dir_okay=False, path_type=Path), multiple=True,
+    help="what a bench's --json wrote (such as simulated times): shown with its label",
+)  # fmt: skip
+def report(page: Path, no_page: bool, most: int, figures: tuple[Path, ...]) -> None:
+    """What the cache knows: a table, and PAGE, one HTML file that needs no network (flykernels-report.html)."""
+    from . import report as known
+    from . import settings
 
     try:
-        asked = read(shapes)
-    except ShapesError as e:
-        raise click.ClickException(f"{e}. Nothing was compiled.") from None
-    from . import warmup as ahead
+        found = known.collect(settings.store(), most, figures)
+    except known.FiguresError as e:
+        raise click.ClickException(str(e)) from None
+    console = Console()
+    known.show(found, console if console.is_terminal else Console(width=200))
+    if no_page:
+        return
+    try:
+        from .report_page import page as made
 
-    jobs = jobs or len(os.sched_getaffinity(0))
-    sys.exit(ahead.run(asked, targets or ("x86",), jobs, budget, dry_run, product, compute_units))
+        page.write_text(made(found), encoding="utf-8")
+    except ImportError as e:
+        raise click.ClickException(f"the page's pictures need more: pip install 'flykernels[report]' ({e})") from e
+    except OSError as e:
+        raise click.ClickException(f"{page} cannot be written: {e.strerror}") from None
+    click.echo(f"wrote {page}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 
 from tuning_cache import Entry, Timing
 
-from . import gpu_timing, kernels, private, runoff, settings
+from . import asked, gpu_timing, kernels, private, runoff, settings
 from .choices import Choice, specs
 from .devices import device_for
 from .kernels import Spec
@@ -44,6 +44,7 @@ def lower(
 
 
 def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str, materialised: bool) -> Any:
+    listener = asked.listener()
     constant = private.constant_tensor(w)
     if base == "_mkl_linear":
         w = private.transposed(w)
@@ -53,7 +54,7 @@ def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str,
     if bias is not None:
         bias = names.ir.ExternKernel.realize_input(bias)
     if residual is not None:
-        if not private.is_realized(residual):
+        if not private.is_realized(residual) and not (listener and not listener.decide):  # then: it might come to lie
             raise NotEligible("the residual is not in memory: Inductor adds it while computing it")
         residual = names.lowerings[torch.ops.aten.view.default](residual, list(layout.size))
         residual = names.ir.ExternKernel.realize_input(residual)
@@ -61,8 +62,12 @@ def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str,
     plain = ask(base, bias=bias if base == "addmm" else None)
     request = ask(f"{base}+{activation}", bias=bias, activation=activation, residual=residual)
 
+    if listener is not None and not listener.hear(request):
+        return None
     entry = settings.store().lookup(request.key)
     if entry is None or not entry.winner:
+        if listener is None:
+            settings.missed(request.key)
         if settings.mode() != "tune" or private.capturing():
             return None
         private.measure_deferred(x, w)

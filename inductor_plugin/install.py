@@ -118,6 +118,7 @@ def _hook() -> bool:
 
 def hook() -> bool:
     """Install the hooks, once a process. They do nothing in a graph that does not ask for us."""
+    private.load()  # before the lock is taken: importing Inductor may itself come here
     with _lock:
         ok = _hook()
     if ok:  # each time: someone may have called clear_preprocessing_fns()

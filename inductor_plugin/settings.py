@@ -8,6 +8,7 @@ FLYKERNELS_REMOTE_TIMEOUT  seconds after which a call of it counts as a miss. De
 FLYKERNELS_MODE       tune           (default) compile and measure what the cache does not know
                       pinned         the cache decides; what it does not know is served by ATen, nothing is measured
                       pinned-strict  the same, but what it does not know is an error
+FLYKERNELS_RECORD     a file: problems that the cache did not know are noted there, for `flykernels warmup FILE`
 FLYKERNELS_EAGER      1: eager operators (rms_norm, topk) are ours where measurement says so, from `import torch` on;
                       or the devices where they are, separated by commas: cpu, cuda. Default: off
 """
@@ -19,7 +20,7 @@ import logging
 import math
 import os
 
-from tuning_cache import Remote, Store, size_in_bytes
+from tuning_cache import Key, Remote, Store, record, size_in_bytes
 from tuning_cache.remote import TIMEOUT_SECONDS
 
 log = logging.getLogger(__name__)
@@ -89,3 +90,9 @@ def _store(_directories: str | None, max_size: str | None, *remote: str | None) 
 def store() -> Store:
     """This process's cache."""
     return _store(*map(os.environ.get, CACHE_VARIABLES))
+
+
+def missed(key: Key) -> None:
+    """Notes a problem that the cache did not know, if the user wants that. Never raises."""
+    if path := os.environ.get("FLYKERNELS_RECORD"):
+        record.note(key, path)

@@ -1,4 +1,4 @@
-"""`flykernels warmup SHAPES --target gfx950`: compiles the candidates of problems ahead, without their GPU.
+"""`flykernels warmup`: compiles the candidates of problems ahead, without their GPU, and measures them where it is.
 
 The store is the only state: what is in it is not compiled again, so a run that was stopped goes on where it was. All
 problems' likeliest candidates come first, then their second ones, and so on: whenever it stops, the time was spent on
@@ -7,8 +7,10 @@ what is likely to be wanted. Candidates are compiled in processes of their own (
 from __future__ import annotations
 
 import itertools
+import json
 import resource
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -22,40 +24,18 @@ from rich.table import Table
 
 from flykernels.codeobject import CodeObject
 from flykernels.versions import mlir_version
-from templates.gemm.problem import GemmProblem
 from templates.gemm.workers import BuildFailed, Workers
-from tuning_cache import Entry, Key, Store, Timing
-from tuning_cache.shapes import Shape
+from tuning_cache import Entry, Store, Timing
 
 from . import settings
-from .devices import DEVICES, here
-from .fingerprint import versions
+from .devices import DEVICES
 from .kernels import Spec
-from .strides import alignments, unit_stride
+from .measuring import Measuring, Unit
+from .wanted import Problem, runs_here
 
-TARGETS = ("x86", "gfx950", "sm90a")
-# What torch says of a GPU that is not here: see `devices.py` for what keys hold of it.
-ELSEWHERE = {
-    "gfx950": {"arch": "gfx950", "product": "AMD Instinct MI350X", "compute_units": 256},
-    "sm90a": {"arch": "sm_90", "product": "NVIDIA H200", "compute_units": 132},
-}
-BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 FAILURES_SHOWN = 5
 THREADS_A_JOB = 2
 LINES = 20  # progress lines where there is no terminal
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A shape on a target, as the plugin will ask for it."""
-
-    shape: Shape
-    target: str
-    problem: GemmProblem
-    key: Key
-
-    def __str__(self) -> str:
-        return f"{self.shape} on {self.target}"
 
 
 @dataclass
@@ -67,52 +47,16 @@ class Tally:
     left: int = 0  # not begun when time was up or the run was stopped
 
 
-def problem_of(shape: Shape, target: str, description: dict) -> Problem:
-    """The problem and key that contiguous tensors of the shape lead to under Inductor (requests.py)."""
-    base, _, activation = shape.op.partition("+")
-    batched = base in ("bmm", "baddbmm")
-    bias, residual = shape.bias, shape.residual
-    if bias == "full" and not residual and not activation and target != "x86":
-        bias, residual = "none", True
-    size = {"a": (shape.m, shape.k), "b": (shape.k, shape.n), "c": (shape.m, shape.n)}
-    held = {x: _layout(size[x], letter, shape, batched) for x, letter in zip("abc", shape.layout + "N")}
-    lie = {x: unit_stride(held[x].size[-2:], held[x].stride[-2:]) for x in "ab"}
-    aligned = alignments(held["a"], held["b"], [held["c"]]) if target != "x86" else {}
-    problem = GemmProblem(
-        n=shape.n, k=shape.k, dtype=shape.dtype, out_dtype=shape.dtype, a=lie["a"], b=lie["b"], batched=batched,
-        bias=bias, activation=activation or "none", residual=residual, packed_b=shape.frozen and target == "x86",
-        m_hint=shape.m if shape.m is not None else shape.hint, **aligned,
-    )  # fmt: skip
-    named = {**problem.key(), "m": "symbolic" if shape.m is None else shape.m}
-    if batched:
-        named["batch"] = shape.batch
-    return Problem(shape, target, problem, Key(shape.op, named, description, versions()))
-
-
-def _layout(size: tuple[int | None, int | None], letter: str, shape: Shape, batched: bool) -> Any:
-    rows, columns = size
-    stride = (columns, 1) if letter == "N" else (1, rows)
-    if batched:
-        one = None if rows is None or columns is None else rows * columns
-        size, stride = (shape.batch, *size), (one, *stride)  # type: ignore[assignment]
-    return SimpleNamespace(dtype=SimpleNamespace(itemsize=BYTES[shape.dtype]), size=size, stride=stride, offset=0)
-
-
-def description_of(target: str, product: str | None, compute_units: int | None) -> dict:
-    """A target as keys hold it: of the device here if there is one, else what torch says of the usual one."""
-    device = here(target)
-    found = dict(device.description() if device is not None else ELSEWHERE[target])
-    given = {"product": product, "compute_units": compute_units if target != "x86" else None}
-    return {**found, **{k: v for k, v in given.items() if v is not None}}
-
-
 def candidates_of(problem: Problem, pool: Workers) -> list[Spec]:
     """Likeliest first. ValueError with the reason where the target's templates do not serve the problem."""
     threads = DEVICES["cpu"].description()["threads"] if problem.target == "x86" else 1
+    reason = problem.problem.why_not(SimpleNamespace(name=problem.target))
+    if reason is not None:
+        raise ValueError(reason)
     kept, dropped = pool.candidates(problem.problem, problem.target, threads)
     if not kept:
         raise ValueError(dropped[0] if dropped else "no configuration fits")
-    return [Spec(problem.shape.op, problem.target, problem.problem, config) for config in kept]
+    return [Spec(problem.key.op, problem.target, problem.problem, config) for config in kept]
 
 
 class Run:
@@ -129,6 +73,8 @@ class Run:
         self.stopped: str | None = None
         self.found: dict[str, list[Spec]] = {}  # by the key's digest
         self.searches: dict[str, Future] = {}
+        self.built: dict[str, Future] = {}  # code objects' digests, by target, problem and configuration
+        self.building = threading.Lock()
 
     def specs(self, at: int) -> list[Spec]:
         """A problem's candidates; none, and a reason in `refused`, where it has none. Those of the next are looked for
@@ -155,12 +101,12 @@ class Run:
             return False
         return bool(timing.quarantined) or (timing.artefact is not None and all(map(self.store.has, timing.artefacts)))
 
-    def todo(self) -> Iterator[tuple[Problem, Spec]]:
-        """What is to be compiled, in the best order."""
+    def todo(self, part: Sequence[int]) -> Iterator[tuple[Problem, Spec]]:
+        """What is to be compiled of some of the problems, in the best order."""
         for rank in itertools.count():
             some = False
-            for at, problem in enumerate(self.problems):
-                specs = self.specs(at)
+            for at in part:
+                problem, specs = self.problems[at], self.specs(at)
                 if rank >= len(specs):
                     continue
                 some = True
@@ -177,10 +123,11 @@ class Run:
         seen = [len(x) for x in self.found.values()]
         return round(sum(seen) + (len(self.problems) - len(seen)) * (sum(seen) / len(seen) if seen else 1))
 
-    def go(self) -> Iterator[None]:
-        """Compiles, in the pool; hands over once a candidate is done."""
+    def go(self, part: Sequence[int] | None = None) -> Iterator[None]:
+        """Compiles, in the pool, the candidates of the problems at these places (default: all); hands over once a
+        candidate is done."""
         running: dict[Future, tuple[Problem, Spec]] = {}
-        todo = self.todo()
+        todo = self.todo(range(len(self.problems)) if part is None else part)
         # More threads than compilers: writing waits for the disk, and meanwhile no compiler should wait for a thread.
         threads_most = THREADS_A_JOB * self.jobs
         with ThreadPoolExecutor(threads_most) as threads:
@@ -219,8 +166,7 @@ class Run:
 
     def _compile(self, problem: Problem, spec: Spec) -> None:
         """In a thread: one candidate, from its specification to the store."""
-        code: CodeObject = self.pool.build(spec.problem, spec.config, spec.target)
-        artefact = self.store.add(code)
+        artefact = self._artefact(spec)
 
         def change(entry: Entry) -> Entry:
             if not entry.timings:
@@ -230,33 +176,90 @@ class Run:
 
         self.store.update(problem.key, change)
 
+    def _artefact(self, spec: Spec) -> str:
+        """The digest of a candidate's code object, compiled unless another operation led to the same kernel."""
+        text = json.dumps([spec.target, spec.problem.key(), spec.config], sort_keys=True)
+        with self.building:
+            mine = text not in self.built
+            future = self.built.setdefault(text, Future())
+        if mine:
+            try:
+                code: CodeObject = self.pool.build(spec.problem, spec.config, spec.target)
+                future.set_result(self.store.add(code))
+            except BaseException as e:
+                future.set_exception(e)
+                with self.building:
+                    self.built.pop(text)
+        return future.result()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a warmup is to prepare.
+
+    units      problems that are measured together, in the best order (measuring.py)
+    described  the targets, by name, as keys hold them
+    notes      what a person should know of how they were found"""
+
+    units: Sequence[Unit]
+    described: dict[str, dict]
+    notes: Sequence[str] = ()
+
 
 def run(
-    shapes: Sequence[Shape], targets: Sequence[str], jobs: int, budget: float | None = None, dry_run: bool = False,
-    product: str | None = None, compute_units: int | None = None, console: Console | None = None,
+    asked: Asked, pool: Workers, budget: float | None = None, dry_run: bool = False, compile_only: bool = False,
+    console: Console | None = None,
 ) -> int:  # fmt: skip
     """0: all is there, or the time was up; 1: nothing could be done, or a candidate failed; 130: stopped."""
-    if console is None:
-        console = Console()
-        console = console if console.is_terminal else Console(width=160)
-    if settings.mode() != "tune" and not dry_run:
-        console.print(f"FLYKERNELS_MODE is {settings.mode()}: the cache is not written. Unset it to compile.")
-        return 1
-    if mlir_version() is None:
-        console.print("no compiler here: pip install 'flykernels[compile,gfx950]'")
-        return 1
-    described = {t: description_of(t, product, compute_units) for t in targets}
-    asked = (problem_of(s, t, described[t]) for s in shapes for t in targets)
-    problems = list({p.key.digest: p for p in asked}.values())
+    console = console or console_here()
+    for note in asked.notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    problems = list({p.key.digest: p for unit in asked.units for p in unit.problems}.values())
     start, cpu = time.monotonic(), _cpu_seconds()
-    with Workers(jobs) as pool:
+    with pool:
         work = Run(problems, settings.store(), pool, budget)
+        local = set() if compile_only else {t for t, held in asked.described.items() if runs_here(t, held)}
+        measuring = Measuring([u for u in asked.units if u.target in local], work.store, asked.described, work.deadline)
         with work.searchers:
             if dry_run:
-                return _plan(work, described, console)
-            _shown(work, work.go(), console)
+                return _plan(work, measuring, asked.described, console)
+            _shown(work, measuring, _steps(work, measuring), console)
     seconds = time.monotonic() - start
-    return _summary(work, seconds, _cpu_seconds() - cpu, console)
+    return _summary(work, measuring, seconds, _cpu_seconds() - cpu, console)
+
+
+def console_here() -> Console:
+    """A terminal, or lines wide enough not to be broken."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def able(dry_run: bool, console: Console) -> bool:
+    """Whether a warmup can do anything here; says why it cannot."""
+    if settings.mode() != "tune" and not dry_run:
+        console.print(f"FLYKERNELS_MODE is {settings.mode()}: the cache is not written. Unset it to compile.")
+        return False
+    if mlir_version() is None:
+        console.print("no compiler here: pip install 'flykernels[compile,gfx950]'")
+        return False
+    return True
+
+
+def _steps(work: Run, measuring: Measuring) -> Iterator[None]:
+    """Compiles; where problems can be measured, a few at a time, each few before the next are compiled: whenever it
+    stops, what was begun is decided. Nothing is compiled meanwhile, which would be heard in the times."""
+    place = {p.key.digest: at for at, p in enumerate(work.problems)}
+    measured: set[str] = set()
+    for first in range(0, len(measuring.units), work.jobs):
+        units = measuring.units[first : first + work.jobs]
+        part = {p.key.digest for unit in units for p in unit.problems}
+        measured |= part
+        yield from work.go([place[d] for d in part if d in place])
+        if work.stopped:
+            break
+        yield from measuring.go(units)
+    if not work.stopped:
+        yield from work.go([at for digest, at in place.items() if digest not in measured])
 
 
 def _cpu_seconds() -> float:
@@ -265,25 +268,27 @@ def _cpu_seconds() -> float:
     return sum(r.ru_utime + r.ru_stime for r in both)
 
 
-def _shown(work: Run, steps: Iterator[None], console: Console) -> None:
+def _shown(work: Run, measuring: Measuring, steps: Iterator[None], console: Console) -> None:
     """A bar with the time that is left on a terminal, a line now and then elsewhere."""
-    done = lambda: work.tally.known + work.tally.compiled + len(work.failed)
+    done = lambda: work.tally.known + work.tally.compiled + len(work.failed) + measuring.done
+    whole = lambda: work.total + measuring.total
     if console.is_terminal and sys.stdout.isatty():
         columns = (
-            TextColumn("compiling"),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task("", total=work.total)
+            bar = progress.add_task("compiling", total=whole())
             for _ in steps:
-                progress.update(bar, completed=done(), total=work.total)
+                what = f"measuring {measuring.now}" if measuring.now else "compiling"
+                progress.update(bar, description=what, completed=done(), total=whole())
         return
     start, said, before = time.monotonic(), 0, 0
     for _ in steps:
-        total, now = work.total, done()
+        total, now = whole(), done()
         if now * LINES // max(1, total) > said:
             said = now * LINES // max(1, total)
             before = before or work.tally.known
@@ -291,7 +296,7 @@ def _shown(work: Run, steps: Iterator[None], console: Console) -> None:
             console.print(f"{now} of {total}, about {each * (total - now):.0f} s left", highlight=False)
 
 
-def _plan(work: Run, described: dict[str, dict], console: Console) -> int:
+def _plan(work: Run, measuring: Measuring, described: dict[str, dict], console: Console) -> int:
     """--dry-run: what would be compiled, for which problems and targets."""
     table = Table(title="what would be compiled", title_justify="left")
     for column in ("problem", "candidates", "in the cache", "to compile", "first"):
@@ -309,7 +314,11 @@ def _plan(work: Run, described: dict[str, dict], console: Console) -> int:
     _refusals(work, console)
     for target, held in described.items():
         console.print(f"{target}: {', '.join(f'{k} {v}' for k, v in held.items())}", highlight=False)
-    console.print(f"{left} candidates to compile, {work.jobs} at a time; nothing was written", highlight=False)
+    to_measure = len(measuring.undecided())
+    measured = f", {to_measure} problems to measure here" if measuring.units else ""
+    console.print(
+        f"{left} candidates to compile, {work.jobs} at a time{measured}; nothing was written", highlight=False
+    )
     return 1 if len(work.refused) == len(work.problems) else 0
 
 
@@ -318,7 +327,7 @@ def _refusals(work: Run, console: Console) -> None:
         console.print(f"{name}: not eligible: {reason}", highlight=False, soft_wrap=True)
 
 
-def _summary(work: Run, seconds: float, cpu: float, console: Console) -> int:
+def _summary(work: Run, measuring: Measuring, seconds: float, cpu: float, console: Console) -> int:
     _refusals(work, console)
     for name, reason in list(work.failed.items())[:FAILURES_SHOWN]:
         console.print(f"{name}: not compiled: {reason}", highlight=False, soft_wrap=True, markup=False)
@@ -328,8 +337,14 @@ def _summary(work: Run, seconds: float, cpu: float, console: Console) -> int:
     rate = f"{t.compiled / seconds:.2f} candidates/s, {cpu / seconds:.2f} of {work.jobs} cores busy"
     text = f"{t.compiled} compiled in {seconds:.1f} s ({rate}), {t.known} known before, {len(work.failed)} failed"
     console.print(text, highlight=False, soft_wrap=True)
-    if work.stopped:
-        console.print(f"{work.stopped}: about {t.left} are left; run it again to go on", highlight=False)
+    for name, reason in measuring.undone.items():
+        console.print(f"{name}: not measured: {reason}", highlight=False, soft_wrap=True, markup=False)
+    if measuring.units:
+        text = f"{measuring.decided} problems measured, {measuring.known} decided before"
+        console.print(f"{text}, {measuring.late} left" if measuring.late else text, highlight=False)
+    if work.stopped or measuring.late:
+        left = f"about {t.left} candidates are left" if work.stopped else "problems are left to measure"
+        console.print(f"{work.stopped or 'the time is up'}: {left}; run it again to go on", highlight=False)
     console.print(f"cache: {work.store.directories[0]}", highlight=False, soft_wrap=True)
     if work.stopped == "stopped":
         return 130

@@ -4,6 +4,7 @@ A list of problems (CSV: a line each, under a line of names), or an object {"def
 
     - {op: mm, m: [1, 16, 128], n: 4096, k: 4096, dtype: bf16, layout: NT}
     - {op: addmm+gelu, m: symbolic, hint: 512, n: [4096, 14336], k: 4096}
+    - {op: scaled_mm, m: 512, n: 4096, k: 4096, dtype: [f8E4M3FN, f4E2M1FN]}
 
 Lists stand for each of their values, with each value of other lists. A file is data from outside: what is not of this
 form is refused, with the place, before anything is compiled.
@@ -15,7 +16,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ FILE_MOST = 8 << 20  # bytes
 PROBLEMS_MOST = 100_000
 OPS = ("mm", "addmm", "bmm", "baddbmm")
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
+SCALED = ("scaled_mm",)
+SCALED_DTYPES, SCALINGS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN"), ("block", "tensor", "row")
 DTYPES, LAYOUTS, BIASES = ("f32", "bf16", "f16"), ("NN", "NT", "TN", "TT"), ("none", "row", "full")
 SIZE_MOST = 2**31 - 1
 
@@ -36,11 +39,12 @@ class ShapesError(ValueError):
 class Shape:
     """One problem.
 
-    op       mm, addmm, bmm or baddbmm, with an activation or without: addmm+gelu
+    op       mm, addmm, bmm or baddbmm, with an activation or without: addmm+gelu; or scaled_mm
     m        rows; None: symbolic, prepared for `hint`
     layout   BLAS's two letters for A and B: N row-major, T column-major (a Linear layer's weight is T)
     bias     none, row or full; by default row for addmm and baddbmm
     frozen   B is constant, so it is packed ahead (x86)
+    Of scaled_mm: dtype of A and b_dtype of B (default: the same), scaling block, tensor or row, out_dtype, layout NT.
     """
 
     op: str = "mm"
@@ -54,6 +58,9 @@ class Shape:
     residual: bool = False
     frozen: bool = False
     hint: int = 128
+    b_dtype: str = ""
+    scaling: str = ""
+    out_dtype: str = ""
 
     def __str__(self) -> str:
         batch = f"{self.batch}x" if self.batch > 1 else ""
@@ -175,10 +182,17 @@ def _shape(row: dict, where: str) -> Shape:
         return value
 
     op = row.get("op", "mm")
+    if op in SCALED:
+        return _scaled_shape(row, where, whole, one_of)
+    stray = [name for name in ("b_dtype", "scaling", "out_dtype") if name in row]
+    if stray:
+        raise ShapesError(f"{where}: {', '.join(stray)}: of {', '.join(SCALED)} only")
     base, _, activation = op.partition("+") if isinstance(op, str) else ("", "", "")
     if base not in OPS or activation not in ACTIVATIONS or op.endswith("+"):
         more = ", ".join("+" + a for a in ACTIVATIONS[1:])
-        raise ShapesError(f"{where}: op is {_short(op)}; known are {', '.join(OPS)}, also with {more}")
+        raise ShapesError(
+            f"{where}: op is {_short(op)}; known are {', '.join(OPS)}, also with {more}; and {', '.join(SCALED)}"
+        )
     m = None if row.get("m", "symbolic") in ("symbolic", None) else whole("m")
     with_bias = "row" if base in ("addmm", "baddbmm") else "none"
     batch = whole("batch", default=1)
@@ -187,6 +201,20 @@ def _shape(row: dict, where: str) -> Shape:
     return Shape(
         op, m, whole("n"), whole("k"), one_of("dtype", DTYPES, "bf16"), one_of("layout", LAYOUTS, "NT"), batch,
         one_of("bias", BIASES, with_bias), flag("residual"), flag("frozen"), whole("hint", default=128),
+    )  # fmt: skip
+
+
+def _scaled_shape(row: dict, where: str, whole: Callable, one_of: Callable) -> Shape:
+    stray = [name for name in ("batch", "residual", "frozen") if name in row]
+    if stray:
+        raise ShapesError(f"{where}: {row['op']} has no {', '.join(stray)}")
+    one_of("layout", ("NT",), "NT")
+    m = None if row.get("m", "symbolic") in ("symbolic", None) else whole("m")
+    dtype = one_of("dtype", SCALED_DTYPES, SCALED_DTYPES[0])
+    return Shape(
+        row["op"], m, whole("n"), whole("k"), dtype, "NT", bias=one_of("bias", ("none", "row"), "none"),
+        hint=whole("hint", default=128), b_dtype=one_of("b_dtype", SCALED_DTYPES, dtype),
+        scaling=one_of("scaling", SCALINGS, SCALINGS[0]), out_dtype=one_of("out_dtype", DTYPES, "bf16"),
     )  # fmt: skip
 
 

@@ -40,6 +40,21 @@ def over_lanes(k, kind: str, value: Value, lanes: int, first: int = 1) -> Value:
     return value
 
 
+def scan_lanes(k, kind: str, value: Value, start: Value) -> tuple[Value, Value]:
+    """(start and all lower lanes' values taken together, start and all lanes' taken together), of an i32 a lane.
+
+    kind: "add" or "max"; all lanes of the wave must be on."""
+    combine, before, total, lane = _COMBINE[kind], start, value, k.thread % k.target.lanes
+    distance = 1
+    while distance < k.target.lanes:
+        a, b = k.target.exchange(k, total, distance)
+        other = a + b - total  # which of the two is mine is not said
+        before = select((lane & distance) > 0, combine(before, other), before)
+        total = combine(total, other)
+        distance *= 2
+    return before, combine(start, total)
+
+
 def arrive(k, view: View, *coord) -> Value:
     """Publishes what the workgroup has stored in device memory, then adds 1 to the u32 there; what was there before, in
     all threads. Who finds all others arrived may read what they stored."""

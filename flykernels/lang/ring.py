@@ -10,7 +10,7 @@ Outside the operand lie zeros, also where K ends within a tile: a row's tail nev
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 
 from ..dtypes import DType, i32, i64
 from ..layout import IDENTITY, Layout, Mode, Swizzle, ThreadValues
@@ -31,7 +31,10 @@ class _Stages:
     chunk   bytes that a thread moves at a time
     along   the axis that is K
     last    (i32 Value, int): elements of K in the last tile where only the run knows (0: none, up to all), and what
-            they are a multiple of; default: as many as the source's size leaves"""
+            they are a multiple of; default: as many as the source's size leaves
+
+    The source's K may be an i32 Value. Then `count` is the number of tiles, and any tile may be asked for: past K's end
+    it is zeros."""
 
     word: int  # bytes that the hardware's range check takes together
 
@@ -40,11 +43,11 @@ class _Stages:
     ):  # fmt: skip
         self.k, self.source, self.extent, self.stages, self.along = k, source, tile, stages, along
         self.dtype: DType = source.dtype
-        length = source.shape[along]
-        if not isinstance(length, int):
-            raise TraceError(f"K of {source} is only known at run time", "make K a constant of the kernel")
-        self.depth, self.tiles = tile[along], ceil(length / tile[along])
-        whole = length - (self.tiles - 1) * self.depth
+        length, self.depth = source.shape[along], tile[along]
+        self.run_time = isinstance(length, Value)
+        self.tiles: float = inf if self.run_time else ceil(length / self.depth)  # past the last one there are zeros
+        self.count = (length + (self.depth - 1)) // self.depth if self.run_time else self.tiles
+        whole = self.depth if self.run_time else length - (self.tiles - 1) * self.depth
         self.last, self.last_multiple = last or (whole, whole)  # elements of K in the last tile
         self.swizzle, self.chunk = swizzle, chunk // self.dtype.bytes
         if swizzle and swizzle.chunk < self.chunk:
@@ -64,7 +67,7 @@ class _Stages:
     @property
     def ragged(self) -> bool:
         """Whether K ends, or may end, within the last tile."""
-        return isinstance(self.last, Value) or self.last < self.depth
+        return self.run_time or isinstance(self.last, Value) or self.last < self.depth
 
     # -- memory side: a thread's chunk number `load` of a tile
     def chunk_at(self, thread, load):
@@ -87,7 +90,8 @@ class _Stages:
             for i in range(loads)
         ]
         self.step = source.stride[self.along] * self.depth  # elements from tile to tile
-        self.span, self.last_span = self._span(self.depth), self._span(self.last)
+        if not self.run_time:
+            self.span, self.last_span = self._span(self.depth), self._span(self.last)
 
     def _once(self, key, make, *uses):
         return self.k.once(key, make, uses)
@@ -110,15 +114,25 @@ class _Stages:
         return span
 
     def _buffer(self, t):
-        """(the buffer of K tile t, whether K ends within it)"""
+        """(the buffer of K tile t, how many elements of K it has if K may end within it, else False)"""
+        if self.run_time:
+            left = self._left(t)
+            return self._buffer_at(t, self._span(left)), self.along == 1 and left
         last = isinstance(t, int) and t == self.tiles - 1
-        origin = advance(self.source.pointer, self.step * (t.to(i64) if isinstance(t, Value) else t), self.dtype)
-        return self.k.target.buffer(origin, self.last_span if last else self.span), last and self.ragged
+        return self._buffer_at(t, self.last_span if last else self.span), last and self.ragged and self.last
 
-    def _inside(self, load: int, element: int, lane_bytes):
-        """Byte offset of an element of the last tile: outside the buffer where K has ended."""
+    def _left(self, t):
+        """Elements of K in tile t, where only the run knows; 0 or less past the last one."""
+        return minimum(self.source.shape[self.along] - t * self.depth, self.depth)
+
+    def _buffer_at(self, t, span):
+        origin = advance(self.source.pointer, self.step * (t.to(i64) if isinstance(t, Value) else t), self.dtype)
+        return self.k.target.buffer(origin, span)
+
+    def _inside(self, load: int, element: int, lane_bytes, left):
+        """Byte offset of an element of a tile with `left` elements of K: outside the buffer where K has ended."""
         at = self.chunk_at(self.k.thread, load)[self.along]
-        return select(at + (element if self.along == 1 else 0) < self.last, lane_bytes, constant(OUTSIDE - 2**32, i32))
+        return select(at + (element if self.along == 1 else 0) < left, lane_bytes, constant(OUTSIDE - 2**32, i32))
 
     # -- LDS side
     def stage(self, t) -> View:
@@ -191,7 +205,7 @@ class Ring(_Stages):
         waves, size = k.workgroup_size // k.target.lanes, self.chunk * self.dtype.bytes
         for i, lane in enumerate(self.lane_bytes):
             to = advance(into.pointer, (k.subgroup + i * waves) * self.wave_elements, self.dtype)
-            lane = self._inside(i, 0, lane) if cut else lane
+            lane = self._inside(i, 0, lane, cut) if cut is not False else lane
             k.target.load_to_shared(buffer, to, lane, 0, self.scope, size)
 
 
@@ -211,11 +225,11 @@ class CopiedRing(_Stages):
         buffer, cut = self._buffer(t)
         return tuple(self._gather(i, buffer, cut) for i in range(len(self.lane_bytes)))
 
-    def _gather(self, load: int, buffer, cut: bool) -> Value:
+    def _gather(self, load: int, buffer, cut) -> Value:
         out = constant(0, self.dtype, self.chunk)
         for e in range(self.chunk):
             mine = self.lane_bytes[load] + self.stride[1] * (e * self.dtype.bytes)
-            mine = self._inside(load, e, mine) if cut else mine
+            mine = self._inside(load, e, mine, cut) if cut is not False else mine
             out = out.insert(e, self.k.target.load_buffer(buffer, mine, 0, self.dtype))
         return out
 

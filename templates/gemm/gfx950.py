@@ -17,7 +17,7 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.plan import Plan
 from flykernels.lang.ring import CopiedRing, Ring
-from flykernels.lang.values import Value
+from flykernels.lang.values import Value, maximum
 from flykernels.layout import Layout
 from flykernels.targets.gfx950 import BUFFER_MOST
 
@@ -72,27 +72,39 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Gfx950Config):
     b, _ = part_of_k(p, cfg, view("b").transposed(), cfg.tile_n, column, piece)
 
     # prologue and main loop
-    if cfg.interleaved:
-        sums, rings = interleaved_loop(k, p, cfg, mma, a, b, last)
-    else:
-        rings = {
-            "A": operand_ring(k, p, cfg, "a", a, cfg.tile_m, last),
-            "B": operand_ring(k, p, cfg, "b", b, cfg.tile_n, last),
-        }
-        main_loop: Callable = direct_loop if direct_bytes(p) else copied_loop
-        sums = {(0, 0): main_loop(k, mma, rings["A"], rings["B"])}
+    sums, rings = multiplied(k, p, cfg, mma, a, b, last)
 
     # epilogue
     k.afresh()  # registers are for the main loop
-    shelves = [(r.lds.pointer, r.lds_bytes) for r in rings.values()]
-    if cfg.k_waves > 1:
-        shelves = [(k.shared(f32, Layout((cfg.tile_bytes(p) // f32.bytes,), (1,))).pointer, cfg.tile_bytes(p))]
+    shelves = shelves_of(k, p, cfg, rings)
     write = lambda sums: store(k, p, cfg, mma, sums, view, (row, column), shelves)
     if cfg.split_k == 1:
         write(sums)
     else:
         tile = (batch * rows + row) * columns + column
         last_of_slices(k, cfg, sums, given["workspace"], tile, piece, write)
+
+
+def multiplied(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, a, b, last=None):
+    """({part of the tile: its sums}, the rings by name, whose LDS is free once all are here), of a workgroup's rows
+    of A and columns of B, both (rows, K). last: of the rings, see `Ring`."""
+    if cfg.interleaved:
+        return interleaved_loop(k, p, cfg, mma, a, b, last)
+    rings = {
+        "A": operand_ring(k, p, cfg, "a", a, cfg.tile_m, last),
+        "B": operand_ring(k, p, cfg, "b", b, cfg.tile_n, last),
+    }
+    main_loop: Callable = direct_loop if direct_bytes(p) else copied_loop
+    if rings["A"].run_time:
+        main_loop = direct_loop_to if direct_bytes(p) else copied_loop_to
+    return {(0, 0): main_loop(k, mma, rings["A"], rings["B"])}, rings
+
+
+def shelves_of(k: Kernel, p: GemmProblem, cfg: Gfx950Config, rings) -> list:
+    """(LDS pointer, bytes) where parts of the tile may be put down: in what the main loop has left, or beside it."""
+    if cfg.k_waves > 1:
+        return [(k.shared(f32, Layout((cfg.tile_bytes(p) // f32.bytes,), (1,))).pointer, cfg.tile_bytes(p))]
+    return [(r.lds.pointer, r.lds_bytes) for r in rings.values()]
 
 
 def tiles_of(size, tile: int):
@@ -122,6 +134,55 @@ def direct_loop(k: Kernel, mma: TiledMma, A: Ring, B: Ring) -> Fragment:
         acc = k.loop(0, whole, carry=acc)(lambda t, acc: tile(0, t, acc))
     for t in range(whole, A.tiles):
         acc = tile(t, t, acc)
+    return acc
+
+
+def direct_loop_to(k: Kernel, mma: TiledMma, A: Ring, B: Ring) -> Fragment:
+    """The same where only the run knows how deep K is; 0 gives zeros. Near K's end loads are not counted: see above."""
+    ahead, needed = A.stages - 1, lambda t: [(A, t), (B, t)]
+    plan = Plan(start=-ahead, fetch=lambda t: needed(t + ahead), need=needed)
+    plan.prologue()
+    counted = maximum(A.count - (ahead + 1), 0)  # steps whose fetches are whole
+
+    @k.loop(0, counted, carry=mma.zeros())
+    def most(t, acc):
+        k.wait_loads(plan.in_flight(0))
+        k.barrier()
+        plan.issue(0, lambda n: t + n)
+        return product(mma, A, B, t, acc)
+
+    @k.loop(counted, A.count, carry=most)
+    def acc(t, acc):
+        k.wait_loads(0)
+        k.barrier()
+
+        @k.when(t + ahead < A.count)
+        def _():
+            plan.issue(0, lambda n: t + n)
+
+        return product(mma, A, B, t, acc)
+
+    k.wait_loads(0)  # of a K of 0: no load may come later into LDS that others use
+    return acc
+
+
+def copied_loop_to(k: Kernel, mma: TiledMma, A: CopiedRing, B: CopiedRing) -> Fragment:
+    """The same, through registers."""
+
+    def put(t):
+        vectors = A.fetch(t), B.fetch(t)
+        return lambda: (A.put(t, vectors[0]), B.put(t, vectors[1]))
+
+    put(0)()
+
+    @k.loop(0, A.count, carry=mma.zeros())
+    def acc(t, acc):
+        k.barrier()
+        land = put(t + 1)  # zeros, past the end
+        acc = product(mma, A, B, t, acc)
+        land()
+        return acc
+
     return acc
 
 

@@ -20,6 +20,7 @@ from flykernels.lang import Kernel, View
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.plan import Plan
+from flykernels.lang.values import maximum
 
 from .gfx950_config import Gfx950Config, along_k
 from .gfx950_operands import operand_ring
@@ -76,7 +77,10 @@ def interleaved_loop(
     early = [half for phase in phases for half, ahead in phase.reads if ahead]  # read in the tile before
     per = slots.per if slots else 1
     turn = lcm(cfg.stages, per)  # K tiles of a turn of the loop
-    whole = max(0, tiles - furthest - ragged) // turn * turn  # tiles whose fetches are whole
+    run_time = ring["A0"].run_time
+    # tiles whose fetches are whole
+    whole = maximum(ring["A0"].count - (furthest + 1), 0) if run_time else max(0, tiles - furthest - ragged)
+    whole = whole // turn * turn
 
     def fetch(g):
         t, at = divmod(g, count)
@@ -91,23 +95,23 @@ def interleaved_loop(
     plan = Plan(start=-max(furthest, per if slots else 0) * count, fetch=fetch, need=need)
     late = cfg.waves[0] * cfg.waves[1] // 2  # waves from here on run a barrier behind
 
-    def wait(g):
+    def wait(g, cut=False):
         """Until what phase g reads has landed. A cut K tile mixes loads that return nothing: do not count those."""
-        cut = ragged and g // count + furthest >= tiles - 1
+        cut = cut or ragged and g // count + furthest >= tiles - 1
         k.wait_loads(0 if cut and plan.in_flight(g) is not None else plan.in_flight(g))
 
     def read(half, t):
         r = ring[half]
         return [r.read(operand[half[0]], t, s) for s in range(r.steps(t, operand[half[0]].tile[1]))]
 
-    def tile(number, t, acc, held):
+    def tile(number, t, acc, held, cut=False):
         """K tile t, which is `number` in the plan or one like it; held: the halves that were read early."""
         for g, phase in enumerate(phases, count * number):
             got = {half: read(half, t + ahead) for half, ahead in phase.reads if number + ahead < tiles}
             held = held | {half: got[half] for half, ahead in phase.reads if not ahead}
             for r, n in plan.fetch(g):
                 r.prefetch(t // per + (n - number // per) if slots and r in slots.rings else t + (n - number))
-            wait(g + 1)  # for the next phase already: the other group reads a barrier earlier
+            wait(g + 1, cut)  # for the next phase already: the other group reads a barrier earlier
             k.phase_end()
             acc = acc | multiplied(k, mma, held, {q: acc[q] for q in phase.quadrants})
             k.phase_end()
@@ -115,7 +119,7 @@ def interleaved_loop(
         return acc, {half: held[half] for half in early}
 
     plan.prologue()
-    wait(0)
+    wait(0, run_time)
     k.barrier()
     held = {half: read(half, 0) for half in early}
     if early:
@@ -125,19 +129,21 @@ def interleaved_loop(
     def _():
         k.phase_end()
 
-    assert plan.steady(count * turn, count * whole, early=1)
+    assert plan.steady(count * turn, count * (turn * 2 if run_time else whole), early=1)
     acc = {q: mma.zeros() for q in QUADRANTS}
-    if whole:
-        carried = k.loop(0, whole, turn, carry=(tuple(acc.values()), tuple(tuple(x) for x in held.values())))
 
-        @carried
+    def loop(first, end, step, acc, held, cut=False):
+        @k.loop(first, end, step, carry=(tuple(acc.values()), tuple(tuple(x) for x in held.values())))
         def result(t, carried):
             now, held = dict(zip(QUADRANTS, carried[0])), dict(zip(early, carried[1]))
-            for number in range(turn):
-                now, held = tile(number, t + number, now, held)
+            for number in range(step):
+                now, held = tile(number, t + number, now, held, cut)
             return tuple(now.values()), tuple(tuple(x) for x in held.values())
 
-        acc, held = dict(zip(QUADRANTS, result[0])), dict(zip(early, result[1]))
+        return dict(zip(QUADRANTS, result[0])), dict(zip(early, result[1]))
+
+    if run_time or whole:
+        acc, held = loop(0, whole, turn, acc, held)
 
     def rest(now):
         now, last = dict(zip(QUADRANTS, now)), held
@@ -145,10 +151,16 @@ def interleaved_loop(
             now, last = tile(t, t, now, last)
         return tuple(now.values())
 
+    if run_time:
+        acc, _ = loop(whole, ring["A0"].count, 1, acc, held, cut=True)
+        k.wait_loads(0)  # what was asked for past K's end
+        whole = tiles
+
     # Straight after a loop LLVM moves sums from register to register until they no longer fit; but where operands are
     # read transposed, it is within a loop that their many addresses do not.
     plain = along_k(p, "a") and along_k(p, "b")
-    acc = dict(zip(QUADRANTS, (k.in_place(tuple(acc.values()))(rest) if plain else rest(acc.values()))))
+    if whole != tiles:
+        acc = dict(zip(QUADRANTS, (k.in_place(tuple(acc.values()))(rest) if plain else rest(acc.values()))))
 
     @k.when(k.subgroup < late)
     def _():

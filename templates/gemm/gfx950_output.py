@@ -45,6 +45,7 @@ def store(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, sums: Map
     if p.bias != "none":
         size, where = ((cfg.tile_n,), (column,)) if p.bias == "row" else ((cfg.tile_m, cfg.tile_n), (row, column))
         tiles["bias"] = view("bias").tile(size, *where)
+    alone = not isinstance(tiles["c"].stride[1], int)  # rows of C have no neighbours: element by element
     place = lambda tv, part: tv.shifted(*(i * n for i, n in zip(part, cfg.part)))
 
     def finished(part, held, acc: Fragment) -> Fragment:
@@ -63,7 +64,7 @@ def store(k: Kernel, p: GemmProblem, cfg: Gfx950Config, mma: TiledMma, sums: Map
             for band, values in bands(p, held, acc):
                 values = finished(part, band, values)
                 k.afresh()  # no mask is kept from loading to storing
-                k.fragment(place(band, part)).store(tiles["c"], values)
+                k.fragment(place(band, part), elementwise=alone).store(tiles["c"], values)
                 k.target.pin()
         return
     out = {part: finished(part, held, acc) for part, acc in sums.items()}

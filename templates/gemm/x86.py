@@ -34,6 +34,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: X86Config):
         residual=view("residual") if p.residual else None,
         c=view("c"),
         m=given["m"],
+        k=p.k,
         first_row=first,
         end_row=minimum(first + cfg.tile_m, given["m"]),
         column_tile=tile_column,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flykernels.dtypes import bf16, f32
-from flykernels.lang import Kernel, Layout, View, fma, minimum, select
+from flykernels.lang import Kernel, Layout, View, fma, maximum, minimum, select
 from flykernels.lang.values import Value, constant
 
 from .config import X86Config
@@ -30,9 +30,11 @@ class Panels:
     def __init__(self, k: Kernel, p: GemmProblem, cfg: X86Config, tile: Tile):
         self.k, self.p, self.cfg, self.tile = k, p, cfg, tile
         self.lanes = k.target.vector_bytes // f32.bytes
-        self.blocks = -(-p.k // cfg.k_block)
-        up = lambda n: -(-n // cfg.unroll) * cfg.unroll
-        self.filled = min(cfg.k_block, up(p.k))  # steps of a block, with the zeros
+        known = isinstance(tile.k, int)
+        self.one_block = known and tile.k <= cfg.k_block
+        blocks = (tile.k + (cfg.k_block - 1)) // cfg.k_block
+        self.blocks = blocks if known else maximum(blocks, 1)  # at least one, which writes zeros
+        self.filled = min(cfg.k_block, self.steps(tile.k)) if known else cfg.k_block  # steps of a block, with the zeros
         self.whole_panels, self.tail = divmod(p.n, cfg.columns)
         tile_panels = cfg.tile_n // cfg.columns
         self.first_panel = tile.column_tile * tile_panels
@@ -43,8 +45,7 @@ class Panels:
             self.b_panels = packed_view(tile.b, p, cfg)
         elif cfg.pack_b:
             self.b_panels = k.private(f32, tile_panels, self.filled, cfg.columns)
-        one_block = (cfg.rows, cfg.columns)
-        self.sums = k.private(f32, *((cfg.tile_m, cfg.tile_n) if self.blocks > 1 else one_block))
+        self.sums = k.private(f32, *((cfg.rows, cfg.columns) if self.one_block else (cfg.tile_m, cfg.tile_n)))
 
     def run(self):
         k, p, cfg, tile = self.k, self.p, self.cfg, self.tile
@@ -52,7 +53,7 @@ class Panels:
         @k.loop(wide(0), wide(self.blocks))
         def _(block):
             k0 = block * cfg.k_block
-            count = minimum(p.k - k0, cfg.k_block) if self.blocks > 1 else p.k
+            count = tile.k if self.one_block else minimum(tile.k - k0, cfg.k_block)
 
             @k.loop(tile.first_row, tile.end_row, cfg.m_block)
             def _(row):
@@ -153,11 +154,11 @@ class Panels:
             return total
 
         left = self.left(row, here)
-        for r, line in enumerate(most if zeros or p.k % cfg.unroll == 0 else others()):
+        for r, line in enumerate(most if zeros or (isinstance(tile.k, int) and tile.k % cfg.unroll == 0) else others()):
             for (v, _), x in zip(starts, line):
                 left.put(x, r, v)
 
-        @k.when(True if self.blocks == 1 else block.equals(self.blocks - 1))
+        @k.when(True if self.one_block else block.equals(self.blocks - 1))
         def finished():
             @k.loop(wide(0), minimum(tile.end_row - row, cfg.rows))
             def _(r):
@@ -166,7 +167,7 @@ class Panels:
 
     def left(self, row, here) -> View:
         """Where a register block leaves its sums: for the next block of K, or for the loop that finishes rows of C."""
-        return self.sums if self.blocks == 1 else self.sums.at(row - self.tile.first_row, here * self.cfg.columns)
+        return self.sums if self.one_block else self.sums.at(row - self.tile.first_row, here * self.cfg.columns)
 
     def two_rows(self, b: View, i, u: int, starts, packed: bool):
         """Rows i + u and i + u + 1 of a panel of B, as vectors; the second is read when the first has been used."""
@@ -191,7 +192,7 @@ class Panels:
     def start(self, block, row, here, r, v) -> Value:
         """What the sums begin with: nothing, or what the blocks of K before left."""
         zero = constant(0, f32, self.lanes)
-        if self.blocks == 1:
+        if self.one_block:
             return zero
         return select(block > 0, self.left(row, here).get(r, v, width=self.lanes), zero)
 

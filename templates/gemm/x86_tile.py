@@ -20,8 +20,9 @@ class Tile:
     b: View  # (K, N), or as pack_b left it
     bias: View | None  # (M, N) with any strides
     residual: View | None  # (M, N)
-    c: View  # (M, N)
+    c: View  # (M, N), any strides
     m: Value  # rows there are
+    k: Value | int  # what is summed over; may be 0 if a Value
     first_row: Value
     end_row: Value
     column_tile: Value  # number of the tile along N
@@ -35,7 +36,12 @@ def finish(p: GemmProblem, tile: Tile, x: Value, row, column, count: int):
     x = activate(p.activation, x)
     if tile.residual is not None:
         x = x + tile.residual.get(row, column, width=width, count=count).to(f32)
-    tile.c.put(x.to(p.output_type), row, column, count=count)
+    x = x.to(p.output_type)
+    if isinstance(tile.c.stride[1], int):
+        tile.c.put(x, row, column, count=count)
+        return
+    for i in range(count):
+        tile.c.put(x[i], row, column + i)
 
 
 def _bias(p: GemmProblem, tile: Tile, row, column, width, count) -> Value:

@@ -45,6 +45,7 @@ def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: X86Config):
         residual=None,
         c=matrix("c", (m, p.n), (given["c_row"], 1)),
         m=m,
+        k=p.k,
         first_row=first,
         end_row=minimum(first + cfg.tile_m, m),
         column_tile=tile_column,

@@ -12,15 +12,16 @@ from click.testing import CliRunner
 from rich.console import Console
 from torch._inductor.utils import clear_caches
 
-from inductor_plugin import devices, kernels, requests, settings, warmup
+from inductor_plugin import devices, kernels, requests, settings, wanted, warmup
 from inductor_plugin.cli import main
 from inductor_plugin.counters import counters
+from inductor_plugin.measuring import Measuring
 from tests.cache.making import code
 from tests.plugin.conftest import compile_with, ours_ran, run_and_get_code
 from tuning_cache import Store
 from tuning_cache.shapes import Shape
 
-MI350 = warmup.ELSEWHERE["gfx950"]
+MI350 = wanted.ELSEWHERE["gfx950"]
 SHAPES = [
     Shape("mm", 8, 64, 32, bias="none"), Shape("mm", 1, 63, 130, layout="TN", bias="none"),
     Shape("mm", 7, 1, 5, layout="TT", bias="none"), Shape("mm", 12, 24, 20, dtype="f16", layout="NN", bias="none"),
@@ -53,7 +54,7 @@ def asked(shape: Shape, device: torch.device):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_keys_are_those_that_inductor_asks_for(shape, monkeypatch):
-    assert warmup.problem_of(shape, "x86", devices.DEVICES["cpu"].description()).key == asked(
+    assert wanted.problems_of(shape, "x86", devices.DEVICES["cpu"].description())[0].key == asked(
         shape, torch.device("cpu")
     )
     found = SimpleNamespace(
@@ -62,7 +63,7 @@ def test_keys_are_those_that_inductor_asks_for(shape, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0", raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: found)
-    assert warmup.problem_of(shape, "gfx950", MI350).key == asked(shape, torch.device("cuda", 0))
+    assert wanted.problems_of(shape, "gfx950", MI350)[0].key == asked(shape, torch.device("cuda", 0))
 
 
 def shapes_file(tmp_path, *shapes):
@@ -93,9 +94,9 @@ def test_from_a_bundle_inductor_compiles_nothing_and_with_measurements_measures_
     tmp_path, prefer_ours, monkeypatch
 ):
     path = shapes_file(tmp_path, {"op": "mm", "m": 5, "n": 24, "k": 40, "dtype": "f32", "layout": "NN"})
-    done = cli(path, "--target", "x86", "--jobs", "1")
+    done = cli(path, "--target", "x86", "--jobs", "1", "--compile-only")
     assert done.exit_code == 0 and "0 known before, 0 failed" in done.output
-    again = cli(path, "--target", "x86", "--jobs", "1")
+    again = cli(path, "--target", "x86", "--jobs", "1", "--compile-only")
     assert again.exit_code == 0 and "0 compiled" in again.output
     a, b = torch.randn(5, 40), torch.randn(40, 24)
     monkeypatch.setattr(kernels, "_build", lambda spec: pytest.fail("compiled"))  # as on a machine without MLIR
@@ -120,7 +121,7 @@ def test_gfx950_without_a_gpu(tmp_path, own_caches):
 
 
 def run(tmp_path, shapes, build, **options):
-    problems = [warmup.problem_of(s, "gfx950", MI350) for s in shapes]
+    problems = [wanted.problems_of(s, "gfx950", MI350)[0] for s in shapes]
     work = warmup.Run(problems, Store([tmp_path / "store"]), SimpleNamespace(count=1, build=build), **options)
     for _ in work.go():
         pass
@@ -132,7 +133,7 @@ def few(monkeypatch):
     """Three candidates a problem, without the templates' search."""
 
     def candidates_of(problem, pool):
-        if problem.shape.m == 13:
+        if problem.problem.m_hint == 13:
             raise ValueError("an unlucky number of rows")
         return [kernels.Spec("mm", "gfx950", problem.problem, {"rank": r}) for r in range(3)]
 
@@ -161,7 +162,7 @@ def test_stopped_and_resumed(tmp_path, few):
     shapes = [Shape("mm", m, 8, 8) for m in (1, 2)]
     first = run(tmp_path, shapes, build, budget=0.0)
     assert first.stopped == "the time is up" and first.tally.compiled == 0 and built == []
-    problems = [warmup.problem_of(s, "gfx950", MI350) for s in shapes]
+    problems = [wanted.problems_of(s, "gfx950", MI350)[0] for s in shapes]
     work = warmup.Run(problems, Store([tmp_path / "store"]), SimpleNamespace(count=1, build=build))
     steps = work.go()
     next(steps)
@@ -184,17 +185,20 @@ def test_what_fails_is_said_and_tried_again(tmp_path, few):
     first = run(tmp_path, [Shape("mm", 1, 8, 8)], build)
     assert first.tally.compiled == 2 and list(first.failed.values()) == ["the assembler is gone"]
     console = Console(file=io.StringIO(), width=200)
-    assert warmup._summary(first, 1.0, 1.0, console) == 1 and "assembler is gone" in console.file.getvalue()
+    assert (
+        warmup._summary(first, Measuring([], first.store, {}), 1.0, 1.0, console) == 1
+        and "assembler is gone" in console.file.getvalue()
+    )
     assert run(tmp_path, [Shape("mm", 1, 8, 8)], lambda *_: code(1)).tally == warmup.Tally(known=2, compiled=1)
 
 
 def test_measured_timings_stay(tmp_path, few):
     from tuning_cache import Timing
 
-    problem = warmup.problem_of(Shape("mm", 1, 8, 8), "gfx950", MI350)
+    problem = wanted.problems_of(Shape("mm", 1, 8, 8), "gfx950", MI350)[0]
     name = warmup.candidates_of(problem, None)[0].name
     Store([tmp_path / "store"]).update(problem.key, lambda e: e.with_timing(Timing(name, 7.0, {"rank": 0})))
-    run(tmp_path, [problem.shape], lambda *_: code(1))
+    run(tmp_path, [Shape("mm", 1, 8, 8)], lambda *_: code(1))
     entry = Store([tmp_path / "store"]).lookup(problem.key)
     assert entry.timings[name].microseconds == 7.0 and entry.timings[name].artefact and entry.source == "measured"
 
@@ -208,3 +212,55 @@ def test_bad_input_is_refused_and_nothing_is_written(tmp_path, own_caches, monke
     monkeypatch.setenv("FLYKERNELS_MODE", "pinned")
     assert cli(shapes_file(tmp_path, {"m": 1, "n": 8, "k": 8})).exit_code == 1
     assert not (own_caches / "flykernels").exists()
+
+
+def test_misses_are_recorded_and_the_record_is_taken(tmp_path, prefer_ours, monkeypatch):
+    misses = tmp_path / "misses"
+    monkeypatch.setenv("FLYKERNELS_RECORD", str(misses))
+    monkeypatch.setenv("FLYKERNELS_MODE", "pinned")
+    x, w, b = torch.randn(6, 40), torch.randn(24, 40), torch.randn(24)
+    layer = lambda x, w, b: torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b))
+    compile_with(layer)(x, w, b)
+    ops = [json.loads(line)["op"] for line in misses.read_text().splitlines()]
+    assert ops == ["addmm", "addmm+gelu"]
+    monkeypatch.delenv("FLYKERNELS_MODE")
+    with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN,FLYKERNELS"):
+        done = cli(str(misses), "--jobs", "1")
+    assert done.exit_code == 0 and "2 problems measured" in done.output and "not measured" not in done.output, (
+        done.output
+    )
+    assert len(misses.read_text().splitlines()) == 2  # the warmup's own are no misses
+    travelled(tmp_path, monkeypatch, "taken")
+    monkeypatch.setattr(kernels, "_build", lambda spec: pytest.fail("compiled"))
+    out, text = run_and_get_code(compile_with(layer), x, w, b)
+    assert ours_ran(text) and torch.allclose(out, layer(x, w, b), atol=1e-4)
+    assert counters["compiles"] == counters["benchmarks"] == 0 and len(misses.read_text().splitlines()) == 2
+
+
+def test_records_of_other_machines(tmp_path, own_caches):
+    def record(**target):
+        problem = wanted.problems_of(Shape("mm", 8, 64, 32, bias="none"), "gfx950", MI350)[0].key.problem
+        path = tmp_path / "misses"
+        path.write_text(json.dumps({"format": 1, "op": "mm", "problem": problem, "target": target}) + "\n")
+        return str(path)
+
+    other = cli(record(arch="x86-64-v3", product="Z80", threads=2))
+    assert other.exit_code == 1 and "recorded on another CPU" in other.output and "Nothing was compiled" in other.output
+    unknown = cli(record(arch="gfx1100", product="RX", compute_units=96))
+    assert unknown.exit_code == 1 and "no target has the architecture" in unknown.output
+    plan = cli(record(arch="gfx950", product="AMD Instinct MI355X", compute_units=256), "--dry-run")
+    assert plan.exit_code == 0 and "MI355X" in plan.output and "nothing was written" in plan.output
+    none = cli(record(arch="gfx950", product="AMD Instinct MI355X", compute_units=256), "--target", "sm90a")
+    assert none.exit_code == 1 and "for sm90a" in none.output
+    assert not (own_caches / "flykernels").exists()
+
+
+def test_scaled_products_and_epilogues_of_shapes():
+    named = lambda shape, target="gfx950": [p.key.op for p in wanted.problems_of(shape, target, MI350)]
+    gelu = Shape("addmm+gelu", 64, 64, 64, bias="row")
+    assert named(gelu) == ["addmm", "addmm+gelu", "mm", "mm+gelu"] and named(gelu, "x86") == ["addmm", "addmm+gelu"]
+    assert named(Shape("mm", 8, 8, 8, bias="none", residual=True)) == ["mm", "mm+none"]
+    mx = Shape("scaled_mm", 32, 64, 128, "f8E4M3FN", b_dtype="f4E2M1FN", scaling="block", out_dtype="bf16", bias="none")
+    (problem,) = wanted.problems_of(mx, "gfx950", MI350)
+    assert problem.key.op == "_scaled_mm" and problem.problem.row_bytes("b") == 64 and problem.problem.align_a == 16
+    assert str(problem) == "_scaled_mm 32x64x128 f8E4M3FN*f4E2M1FN scaled by block on gfx950"
