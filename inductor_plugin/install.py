@@ -73,9 +73,9 @@ def _offer(given: list) -> list:
 
 
 def _settle(timings: dict) -> dict:
-    from . import runoff
+    from . import choices, runoff
 
-    return runoff.settle(timings)
+    return choices.told(runoff.settle(timings))
 
 
 def _record(*feedback: Any) -> None:
