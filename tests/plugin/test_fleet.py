@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -19,11 +18,7 @@ SHAPE = Shape("mm", 6, 24, 40, dtype="f32", layout="NN", bias="none")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    environment = {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    os.environ.update(RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
-    ray.init(
-        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment}
-    )
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
