@@ -52,9 +52,7 @@ def flips(report: Report) -> None:
             report.row(what=what, bytes=len(data), loaded_changed=loaded, read_as_it_was=harmless, crashed=crashed)
             report.bar(f"{what}: loaded with a changed byte", loaded, at_most=0)
             report.bar(f"{what}: crashed", crashed, at_most=0)
-    report.note(
-        "read as it was: white space between words, or bytes of an index that a look-up does not read"
-    )
+    report.note("read as it was: white space between words, or bytes of an index that a look-up does not read")
 
 
 def _changed(data: bytes) -> Iterator[bytes]:

@@ -25,6 +25,7 @@ from ._cache_scale import million
 from .common import Report, parser
 
 PARTS = ("concurrency", "engine", "million", "flips", "bundle", "warmup")
+SUMMARY = r"(\d+) compiled in ([\d.]+) s \(([\d.]+) candidates/s, ([\d.]+) of (\d+) cores"
 SUITES = ("dense15", "mxfp")
 TUNE_SECONDS = 0.01  # of a key: short, so that processes meet often
 KILLED = 0.5  # of the processes
@@ -114,9 +115,7 @@ def warmup(report: Report, budget: int) -> None:
                 [sys.executable, "-m", "inductor_plugin.cli", *command], cwd=ROOT, text=True, capture_output=True,
                 env={**os.environ, "FLYKERNELS_CACHE_DIR": f"{folder}/{suite}"},
             )  # fmt: skip
-            told = re.search(
-                r"(\d+) compiled in ([\d.]+) s \(([\d.]+) candidates/s, ([\d.]+) of (\d+) cores", done.stdout
-            )
+            told = re.search(SUMMARY, done.stdout)
             if told is None:
                 raise RuntimeError(f"{suite}:\n{done.stdout}\n{done.stderr}")
             compiled, seconds, rate, busy, jobs = told.groups()

@@ -11,6 +11,7 @@ was, with ray or without.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import tempfile
@@ -130,7 +131,11 @@ def put_in(store: Store, known: Known) -> None:
         for data in objects.values():
             store.add(CodeObject.from_bytes(data))
         theirs = Entry.from_json(line)
-        store.update(theirs.key, lambda here, theirs=theirs: merge(here, theirs))
+        store.update(theirs.key, functools.partial(_merged, theirs))
+
+
+def _merged(theirs: Entry, here: Entry) -> Entry:
+    return merge(here, theirs)
 
 
 class FleetMeasuring(Measuring):
