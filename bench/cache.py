@@ -133,6 +133,7 @@ def main(argv: list[str]) -> int:
     options.add_argument("--keys", type=int, default=200)
     options.add_argument("--limit", type=float, default=60.0, help="seconds that a process waits for a key at most")
     options.add_argument("--entries", type=int, default=10**6, help="of --part million")
+    options.add_argument("--bundle", type=Path, help="of --part million: import this one, made if it is not there")
     options.add_argument("--engine-entries", type=int, default=100_000, help="of --part engine")
     options.add_argument("--budget", type=int, default=60, help="seconds of --part warmup, each suite")
     options.add_argument("--seed", type=int, default=0)
@@ -141,7 +142,7 @@ def main(argv: list[str]) -> int:
     parts: dict[str, Callable[[], None]] = {
         "concurrency": lambda: concurrency(report, chosen.processes, chosen.keys, chosen.limit, chosen.seed),
         "engine": lambda: engine(report, chosen.engine_entries),
-        "million": lambda: million(report, chosen.entries),
+        "million": lambda: million(report, chosen.entries, chosen.bundle),
         "flips": lambda: flips(report),
         "bundle": lambda: bundle(report),
         "warmup": lambda: warmup(report, chosen.budget),

@@ -12,7 +12,7 @@ from typing import Any
 from flykernels.versions import mlir_version
 from tuning_cache import FAILED, Entry, Timing
 
-from . import asked, install, kernels, private, ranks, scaled, settings
+from . import artifacts, asked, install, kernels, private, ranks, scaled, settings
 from .counters import counters
 from .devices import device_for
 from .fingerprint import fingerprint
@@ -237,6 +237,7 @@ def _from_cache(request: Request, entry: Entry, choices: list[Any]) -> list[Any]
         target = device_for(request.layout.device).target
         spec = Spec(request.op, target, request.problem, winner.config, winner.artefact or "")
         log.info("%s: from the cache: %s", request.op, spec.name)
+        artifacts.note_entry(entry)
         return [Choice(request, spec)]
     same = [c for c in choices if label(c) == entry.winner]
     if same:
@@ -286,7 +287,11 @@ def told(timings: dict) -> dict:
     raises."""
     try:
         ours = next((c for c in timings if isinstance(c, Choice)), None)
-        if ours is None or ranks.publish(ours.request.key, settings.store().lookup(ours.request.key)):
+        if ours is None:
+            return timings
+        entry = settings.store().lookup(ours.request.key)
+        if ranks.publish(ours.request.key, entry):
+            artifacts.note_entry(entry)
             return timings
         log.warning("%s M=%s: decided too late for the job's ranks; ATen serves it", ours.request.op, ours.request.m)
         return {c: t if isinstance(c, names.ExternKernelCaller) else math.inf for c, t in timings.items()}

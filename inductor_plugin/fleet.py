@@ -11,7 +11,6 @@ was, with ray or without.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import tempfile
@@ -19,9 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from flykernels.codeobject import CodeObject
 from templates.gemm.workers import BuildFailed, Workers, answered
-from tuning_cache import Entry, Store, merge
+from tuning_cache import Store, parcel
 
 from .fingerprint import versions
 from .measuring import Measuring, Unit
@@ -91,10 +89,12 @@ class RayWorkers(Workers):
         return FleetMeasuring(self.ray, units, store, described, deadline)
 
 
-Known = list[tuple[bytes, dict[str, bytes]]]  # entries as lines, with their code objects by digest
+Parcels = list[bytes]  # tuning_cache/parcel.py
 
 
-def _measure(unit: Unit, description: dict, known: Known, seconds: float | None) -> tuple[Known, dict[str, str], int]:
+def _measure(
+    unit: Unit, description: dict, known: Parcels, seconds: float | None
+) -> tuple[Parcels, dict[str, str], int]:
     """On a worker, which has one GPU for itself (or a CPU's threads): (entries that were decided, why others were not,
     how many were left for want of time)."""
     if not runs_here(unit.target, description):
@@ -108,34 +108,14 @@ def _measure(unit: Unit, description: dict, known: Known, seconds: float | None)
         from . import settings
 
         store = settings.store()
-        put_in(store, known)
+        for data in known:
+            parcel.unpack(store, data)
         deadline = None if seconds is None else time.monotonic() + seconds
         measuring = Measuring([unit], store, {unit.target: description}, deadline)
         for _ in measuring.go([unit]):
             pass
-        found = [taken_out(store, entry, winner_only=True) for _, entry in store.entries() if entry.winner]
+        found = [parcel.pack(store, entry) for _, entry in store.entries() if entry.winner]
         return found, measuring.undone, measuring.late
-
-
-def taken_out(store: Store, entry: Entry, winner_only: bool = False) -> tuple[bytes, dict[str, bytes]]:
-    """An entry as it travels, with the code objects that the store has of it."""
-    best = entry.best()
-    timings = [t for t in ([best] if winner_only else entry.timings.values()) if t is not None]
-    held = {digest: store.content(digest) for t in timings for digest in t.artefacts}
-    return entry.to_line(), {digest: data for digest, data in held.items() if data is not None}
-
-
-def put_in(store: Store, known: Known) -> None:
-    """Entries that have travelled, merged with what the store has."""
-    for line, objects in known:
-        for data in objects.values():
-            store.add(CodeObject.from_bytes(data))
-        theirs = Entry.from_json(line)
-        store.update(theirs.key, functools.partial(_merged, theirs))
-
-
-def _merged(theirs: Entry, here: Entry) -> Entry:
-    return merge(here, theirs)
 
 
 class FleetMeasuring(Measuring):
@@ -154,7 +134,7 @@ class FleetMeasuring(Measuring):
                 self.done += len(unit.problems)
                 continue
             entries = [e for e in (self.store.newest(p.key) for p in unit.problems) if e is not None]
-            known = [taken_out(self.store, entry) for entry in entries]
+            known = [parcel.pack(self.store, entry, winner_only=False) for entry in entries]
             description = self.described[unit.target]
             needs = {"num_cpus": description["threads"]} if unit.target == "x86" else {"num_cpus": 1, "num_gpus": 1}
             task = self._ray.remote(**needs, max_retries=RETRIES, max_calls=1)(_measure)
@@ -175,7 +155,8 @@ class FleetMeasuring(Measuring):
         except self._ray.exceptions.RayError as e:
             self.undone |= {str(p): f"its task was lost or failed: {type(e).__name__}" for p in unit.problems}
             return
-        put_in(self.store, found)
+        for data in found:
+            parcel.unpack(self.store, data)
         self.undone |= undone
         self.late += late
         self.decided += count - len(self.undecided([unit]))

@@ -13,7 +13,7 @@ import torch
 
 from tuning_cache import Entry, Timing
 
-from . import asked, gpu_timing, kernels, private, ranks, runoff, settings
+from . import artifacts, asked, gpu_timing, kernels, private, ranks, runoff, settings
 from .choices import Choice, specs
 from .devices import device_for
 from .kernels import Spec
@@ -87,6 +87,7 @@ def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str,
     target = device_for(request.layout.device).target
     spec = Spec(request.op, target, request.problem, winner.config, winner.artefact or "")
     log.info("%s M=%s: %s", request.op, request.m, spec.name)
+    artifacts.note_entry(entry)
     return Choice(request, spec).output_node()
 
 

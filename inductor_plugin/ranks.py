@@ -15,16 +15,13 @@ along. Ranks on other hardware ask under other keys."""
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import os
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flykernels.codeobject import CodeObject, CodeObjectError
-from tuning_cache import LOCK_SECONDS, Entry, EntryError, Key, merge
+from tuning_cache import LOCK_SECONDS, Entry, Key, merge, parcel
 
 from . import settings
 
@@ -123,28 +120,17 @@ def _rank() -> int:
 
 
 def _text(entry: Entry) -> str:
-    """An entry, and its winner's code objects."""
-    best, store = entry.best(), settings.store()
-    found = {digest: store.content(digest) for digest in (best.artefacts if best else ())}
-    objects = {digest: base64.b64encode(data).decode() for digest, data in found.items() if data is not None}
-    return json.dumps({"entry": entry.to_line().decode(), "objects": objects})
+    return parcel.pack(settings.store(), entry).decode()
 
 
 def _entry(text: str, key: Key) -> Entry | None:
     """The decision of another rank, kept in this one's cache; None for ATEN, and for what is not for this key."""
     if text == ATEN:
         return None
-    store = settings.store()
+    keep = settings.mode() == "tune"
+    decided = lambda here, theirs: replace(merge(theirs, here), winner=theirs.winner)
     try:
-        held = json.loads(text)
-        entry = Entry.from_json(held["entry"].encode())
-        if not key.same_address(entry.key) or not key.agrees(entry.key):
-            raise EntryError("it is for another key")
-        for data in held["objects"].values():
-            store.add(CodeObject.from_bytes(base64.b64decode(data)))
-    except (ValueError, KeyError, TypeError, AttributeError, EntryError, CodeObjectError) as e:
+        return parcel.unpack(settings.store(), text.encode(), key, keep, decided)
+    except parcel.ParcelError as e:
         log.warning("%s: another rank's decision cannot be read (%s); ATen serves it", key.op, e)
         return None
-    if settings.mode() == "tune":
-        store.update(key, lambda here: replace(merge(entry, here), winner=entry.winner))
-    return entry

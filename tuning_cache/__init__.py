@@ -1,5 +1,6 @@
 """What won, where its code object is, and how it travels."""
 
+from . import parcel
 from .archive import BundleError, Limits
 from .bringing import Imported, import_
 from .bundle import Checked, Exported, export, join, verify
@@ -37,6 +38,7 @@ __all__ = [
     "import_",
     "join",
     "merge",
+    "parcel",
     "prune",
     "size_in_bytes",
     "verify",
