@@ -3,7 +3,8 @@
 An artifact is a parcel (tuning_cache/parcel.py): an entry whose winner is one of ours with its code object, noted when
 a graph is compiled; or a code object alone, noted when a graph that calls it is loaded, so that a process whose graphs
 all came from Inductor's cache passes it on too. torch.compiler.load_cache_artifacts() puts them into this process's
-store. Nothing is noted where nothing of ours won: such artifacts load without flykernels. FLYKERNELS_ARTIFACTS=0: never.
+store. Nothing is noted where nothing of ours won: such artifacts load without flykernels. FLYKERNELS_ARTIFACTS=0:
+nothing ever is.
 
 Imported while torch is: it imports little, and the rest when that is needed."""
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,9 +64,18 @@ def test_nothing_is_noted_where_nothing_of_ours_won_or_is_not_wanted(prefer_ours
     assert not info.artifacts["flykernels"]
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[]", b"\xff", json.dumps({"entry": None, "objects": {"a": "b"}}).encode()]
-)
+def test_torch_knows_the_kind_as_soon_as_it_is_imported():
+    program = "import torch.compiler._cache as c, sys; print('flykernels' in c.CacheArtifactFactory._artifact_types, "
+    program += "'torch._inductor' in sys.modules, 'tuning_cache' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.stdout == "True False False\n"
+
+
+NONE = [b"", b"{}", b"[]", b"\xff", json.dumps({"entry": None, "objects": {"a": "b"}}).encode()]
+
+
+@pytest.mark.parametrize("content", NONE)
 def test_artifacts_that_are_none_of_ours_are_passed_over(tmp_path, content, caplog):
     assert artifacts.register()
     torchs.CacheArtifactFactory.create("flykernels", "x", content).populate_cache()
