@@ -28,7 +28,7 @@ from ._cache_keys import key, lines
 from .common import Report
 
 ROOT = Path(__file__).parents[1]
-FILES_MOST = 10_000  # of the engine that writes a file each: a million would take an hour, and shows the same
+FILES_MOST = 2000  # of the engine that writes a file each: a million would take an hour, and shows the same
 LOOKUPS, COLD, UPDATES, WRITERS = 2000, 7, 100, 4
 MILLION = 10**6
 
