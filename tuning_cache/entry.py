@@ -232,7 +232,7 @@ class Later(Mapping[str, Timing]):
         if "_all" not in self.__dict__:
             start = canonical(name) + ':{"artefact":'
             at = self._text.find(start)
-            if at >= 0:
+            if at >= 0 and self._text.find(start, at + 1) < 0:
                 try:
                     return _timing(name, DECODER.raw_decode(self._text, at + len(start) - len('{"artefact":'))[0])
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
