@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -22,11 +21,10 @@ from ._cache_engines import engine
 from ._cache_flips import flips
 from ._cache_keys import CANDIDATE, candidate, key
 from ._cache_scale import million
+from ._cache_warmup import warmup
 from .common import Report, parser
 
 PARTS = ("concurrency", "engine", "million", "flips", "bundle", "warmup")
-SUMMARY = r"(\d+) compiled in ([\d.]+) s \(([\d.]+) candidates/s, ([\d.]+) of (\d+) cores"
-SUITES = ("dense15", "mxfp")
 TUNE_SECONDS = 0.01  # of a key: short, so that processes meet often
 KILLED = 0.5  # of the processes
 ROOT = Path(__file__).parents[1]
@@ -105,27 +103,6 @@ def _told(report: Report, lines: list[str], keys: int, dead: set[int], limit: fl
     report.bar("longest wait over its limit", max(waits, default=0.0) / limit, at_most=1)
 
 
-def warmup(report: Report, budget: int) -> None:
-    """`flykernels warmup` of the suites for gfx950, for so many seconds."""
-    cores = len(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory(prefix="flykernels-bench-") as folder:
-        for suite in SUITES:
-            command = ["warmup", f"bench/{suite}.yaml", "--target", "gfx950", "--budget", f"{budget}s"]
-            done = subprocess.run(
-                [sys.executable, "-m", "inductor_plugin.cli", *command], cwd=ROOT, text=True, capture_output=True,
-                env={**os.environ, "FLYKERNELS_CACHE_DIR": f"{folder}/{suite}"},
-            )  # fmt: skip
-            told = re.search(SUMMARY, done.stdout)
-            if told is None:
-                raise RuntimeError(f"{suite}:\n{done.stdout}\n{done.stderr}")
-            compiled, seconds, rate, busy, jobs = told.groups()
-            report.row(
-                suite=suite, compiled=int(compiled), seconds=float(seconds), candidates_per_s=float(rate),
-                cores_busy=float(busy), cores=int(jobs),
-            )  # fmt: skip
-            report.bar(f"share of the cores that compiling {suite} keeps busy", float(busy) / cores, at_least=0.9)
-
-
 def main(argv: list[str]) -> int:
     options = parser("cache", __doc__ or "")
     options.add_argument("--part", choices=PARTS, action="append", help="default: all")
@@ -135,8 +112,9 @@ def main(argv: list[str]) -> int:
     options.add_argument("--entries", type=int, default=10**6, help="of --part million")
     options.add_argument("--bundle", type=Path, help="of --part million: import this one, made if it is not there")
     options.add_argument("--engine-entries", type=int, default=100_000, help="of --part engine")
-    options.add_argument("--budget", type=int, default=60, help="seconds of --part warmup, each suite")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--seconds", type=int, default=100, help="of --part warmup")
+    options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of --part warmup")
     chosen = options.parse_args(argv)
     report = Report("cache", "measured on CPU")
     parts: dict[str, Callable[[], None]] = {
@@ -145,7 +123,7 @@ def main(argv: list[str]) -> int:
         "million": lambda: million(report, chosen.entries, chosen.bundle),
         "flips": lambda: flips(report),
         "bundle": lambda: bundle(report),
-        "warmup": lambda: warmup(report, chosen.budget),
+        "warmup": lambda: warmup(report, chosen.seconds, chosen.jobs),
     }
     for part in chosen.part or PARTS:
         parts[part]()

@@ -5,9 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+
+from tuning_cache import Key
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A problem of a template, and the key under which it was asked for."""
+
+    key: Key
+    problem: Any
 
 
 @dataclass
@@ -22,31 +31,32 @@ class Listener:
 
     decide: bool = False
     deadline: float | None = None
-    requests: dict[str, Any] = field(default_factory=dict)
+    requests: dict[str, Heard] = field(default_factory=dict)
     late: int = 0
 
     def hear(self, request: Any) -> bool:
         """Whether the plugin is to go on with the request."""
-        self.requests.setdefault(request.key.digest, request)
+        key = request.key
+        self.requests.setdefault(key.digest, Heard(key, request.problem))
         if self.decide and self.deadline is not None and time.monotonic() >= self.deadline:
             self.late += 1
             return False
         return self.decide
 
 
-_listener: ContextVar[Listener | None] = ContextVar("flykernels_listener", default=None)
+_listeners: list[Listener] = []  # of the process, not the thread: a backward graph may be compiled in autograd's own
 
 
 def listener() -> Listener | None:
-    """Whoever listens in this thread."""
-    return _listener.get()
+    """Whoever listens."""
+    return _listeners[-1] if _listeners else None
 
 
 @contextmanager
 def listening(to: Listener) -> Iterator[Listener]:
-    """Let `to` hear of what is asked in this thread."""
-    token = _listener.set(to)
+    """Let `to` hear of what is asked."""
+    _listeners.append(to)
     try:
         yield to
     finally:
-        _listener.reset(token)
+        _listeners.remove(to)

@@ -125,7 +125,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 
 @main.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.argument("files", metavar="[FILE]...", type=click.Path(dir_okay=False, path_type=Path), nargs=-1)
 @click.option("--model", metavar="MODULE:FACTORY", help="instead of FILE: all that a model's graphs ask for")
 @click.option("--training", is_flag=True, help="of --model: forward and backward; else inference")
 @click.option("--dynamic", is_flag=True, help="of --model: sizes are symbolic")
@@ -152,18 +152,18 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--k", "ks", callback=_numbers, help="of topk")
 @click.option("--inference", is_flag=True, help="leave out rms_norm with gradients")
 def warmup(
-    file: Path | None, model: str | None, training: bool, dynamic: bool, freezing: bool, targets: tuple[str, ...],
+    files: tuple[Path, ...], model: str | None, training: bool, dynamic: bool, freezing: bool, targets: tuple[str, ...],
     jobs: int | None, ray: str | None, budget: float | None, dry_run: bool, compile_only: bool, product: str | None,
     compute_units: int | None, eager: bool, **options,
 ) -> None:  # fmt: skip
-    """Fill the cache ahead. Of FILE, which names matrix products (.yaml, .json or .csv) or was written by
+    """Fill the cache ahead. Of FILEs, which name matrix products (.yaml, .json or .csv) or were written by
     FLYKERNELS_RECORD, or of a model: compile every candidate, for GPUs that are not here too, and measure where a
     target's device is here. With --eager, measure eager operators against ATen's.
 
     MODULE:FACTORY is a function that returns (model, example inputs); it runs without weights or a GPU.
     What the cache knows already is not done again: a run that was stopped goes on where it was."""
-    if (file is not None) + (model is not None) + eager != 1:
-        raise click.UsageError("name a file, or --model, or --eager: one of them")
+    if bool(files) + (model is not None) + eager != 1:
+        raise click.UsageError("name files, or --model, or --eager: one of them")
     if model is None and (training or dynamic or freezing):
         raise click.UsageError("--training, --dynamic and --freezing are of --model")
     if eager:
@@ -185,8 +185,8 @@ def warmup(
         if not ahead.able(dry_run, console):
             sys.exit(1)
         try:
-            if file is not None:
-                asked = warmup_asked.from_file(file, targets, product, compute_units)
+            if files:
+                asked = warmup_asked.from_files(files, targets, product, compute_units)
             else:
                 asked = warmup_asked.from_model(
                     str(model), targets, training, dynamic, freezing, product, compute_units

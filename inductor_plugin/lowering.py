@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import TOKEN, install, private, private_ahead
-from .asked import Listener, listening
+from .asked import Heard, Listener, listening
 
 
 class ModelError(ValueError):
@@ -44,7 +44,7 @@ class Program:
 class Seen:
     """requests: what was asked of the templates, by the key's digest. failed: why graphs could not be lowered."""
 
-    requests: dict[str, Any] = field(default_factory=dict)
+    requests: dict[str, Heard] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     late: int = 0
 

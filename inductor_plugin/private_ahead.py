@@ -88,6 +88,7 @@ def gpu_elsewhere(target: str, description: dict) -> Iterator[None]:
         patch(torch.cuda, "current_device", current)
         patch(torch.cuda, "get_device_properties", properties)
         patch(torch.cuda, "get_device_capability", capability)
+        patch(CudaInterface, "is_bf16_supported", staticmethod(lambda *_, **__: True))
         for owner in (CudaInterface, CudaInterface.Worker):
             patch(owner, "get_device_properties", staticmethod(properties))
             patch(owner, "current_device", staticmethod(current))

@@ -14,7 +14,7 @@ import torch
 
 from flykernels.microscaling import BLOCK, FORMATS
 
-from . import kernels, scaled
+from . import grouped, kernels, scaled
 from .lowering import Program
 from .strides import WIDEST, alignments
 from .wanted import Problem
@@ -28,11 +28,9 @@ class NoProgram(ValueError):
 
 def program_of(problem: Problem) -> Program:
     """NoProgram where operands cannot be made that lie so."""
-    sizes = problem.key.problem
-    if sizes.get("m") is None:
-        raise NoProgram(f"{problem.key.op} has no program of its own")
-    make = _scaled if problem.key.op == scaled.OP else _dense
-    return make(problem.problem, problem.key.op, sizes, problem.target != "x86")
+    sizes, op = problem.key.problem, problem.key.op
+    make = {scaled.OP: _scaled, grouped.OP: _grouped}.get(op, _dense)
+    return make(problem.problem, op, sizes, problem.target != "x86")
 
 
 def _dense(p: Any, op: str, sizes: dict, gpu: bool) -> Program:
@@ -142,3 +140,28 @@ def _strides(size: Sequence[int], unit: str, align: int | None, dtype: Any) -> t
         if alignments(held, held, [held])["align_a"] == min(align, WIDEST):
             return tuple(size), stride
     raise NoProgram(f"no {math.prod(size)} elements lie so that they are aligned to {align} bytes and no more")
+
+
+def _grouped(p: Any, op: str, sizes: dict, gpu: bool) -> Program:
+    symbolic = sizes["tokens"] == "symbolic"
+    tokens = p.tokens_hint if symbolic else sizes["tokens"]
+    dtype = kernels.torch_dtype(p.dtype)
+    if p.out_dtype != p.dtype or p.c != "row":
+        raise NoProgram("a result of another type or layout")
+    m, n, k = (tokens if x == ("m" if p.form == "batch" else p.form) else getattr(p, x) for x in "mnk")
+    lead = lambda operand: (p.groups,) if p.has_groups(operand) else ()
+    a = _strides((*lead("a"), m, k), p.a, p.align_a if gpu else None, dtype)
+    b = _strides((*lead("b"), k, n), p.b, p.align_b if gpu else None, dtype)
+
+    def whole(x: Any, y: Any, offs: Any) -> Any:
+        return torch._grouped_mm(x, y, offs)
+
+    def make() -> tuple[Any, tuple, dict]:
+        x, y = _made(a, dtype), _made(b, dtype)
+        if symbolic:
+            axes = {"m": ((x, 0),), "n": ((y, 1),), "k": ((x, 1), (y, 0)), "batch": ((x, 1),)}[p.form]
+            for tensor, axis in axes:
+                torch._dynamo.mark_dynamic(tensor, axis)
+        return whole, (x, y, torch.empty(p.groups, dtype=torch.int32) if p.ragged else None), {}
+
+    return Program(make)

@@ -10,12 +10,14 @@ from typing import Any
 from flykernels.dtypes import dtype as element_type
 from flykernels.microscaling import FORMATS
 from templates.gemm.problem import GemmProblem
+from templates.grouped_gemm.problem import GroupedGemmProblem
 from templates.scaled_gemm.problem import ScaledGemmProblem
 from tuning_cache import Key
 from tuning_cache.record import Miss
-from tuning_cache.shapes import SCALED, Shape
+from tuning_cache.shapes import GROUPED, SCALED, Shape
 
-from . import scaled
+from . import grouped, scaled
+from .asked import Heard
 from .devices import ARCHITECTURES, DEVICES, here
 from .fingerprint import versions
 from .strides import alignments, unit_stride
@@ -69,6 +71,8 @@ def problems_of(shape: Shape, target: str, description: dict) -> list[Problem]:
     kernel has to beat; and on a GPU Inductor may, depending on its version and the types, add the bias apart."""
     if shape.op in SCALED:
         return [_scaled_problem(shape, target, description)]
+    if shape.op in GROUPED:
+        return [_grouped_problem(shape, target, description)]
     base, _, activation = shape.op.partition("+")
     bias, residual = shape.bias, shape.residual
     fused = bool(activation) or residual or (base not in BIASED and bias != "none")
@@ -117,6 +121,22 @@ def _scaled_problem(shape: Shape, target: str, description: dict) -> Problem:
     return _problem(scaled.OP, target, problem, {"m": _named(shape.m)}, description, "scaled_gemm")
 
 
+def _grouped_problem(shape: Shape, target: str, description: dict) -> Problem:
+    """An MoE layer's forward: (T, K) by (G, K, N), where T is `groups` times `m`."""
+    rows = shape.m if shape.m is not None else shape.hint
+    tokens, item = rows * shape.groups, element_type(shape.dtype).bytes
+    a = _layout((None if shape.m is None else tokens, shape.k), "N", item, None)
+    b = _layout((shape.k, shape.n), shape.layout[1], item, shape.groups)
+    c = _layout((None if shape.m is None else tokens, shape.n), "N", item, None)
+    problem = GroupedGemmProblem(
+        "m", shape.groups, m=0, n=shape.n, k=shape.k, dtype=shape.dtype, out_dtype=shape.dtype,
+        a=unit_stride(a.size, a.stride), b=unit_stride(b.size[-2:], b.stride[-2:]), tokens_hint=tokens,
+        **(alignments(a, b, [c]) if target != "x86" else {}),
+    )  # fmt: skip
+    sizes = {grouped.RUN_TIME_SIZE: "symbolic" if shape.m is None else tokens}
+    return _problem(grouped.OP, target, problem, sizes, description, grouped.TEMPLATE)
+
+
 def _problem(op: str, target: str, problem: Any, sizes: dict, description: dict, template: str) -> Problem:
     key = Key(op, {**problem.key(), **sizes}, description, versions(template))
     return Problem(title(key), target, problem, key)
@@ -141,10 +161,10 @@ def _layout(size: tuple[int | None, int | None], letter: str, itemsize: int, bat
 
 
 # -- graphs and records
-def of_request(request: Any, target: str, description: dict) -> Problem:
+def of_heard(heard: Heard, target: str, description: dict) -> Problem:
     """What a graph asked for, where `description` is of the device it was lowered for."""
-    key = request.key
-    return Problem(title(key), target, request.problem, Key(key.op, key.problem, description, key.versions))
+    key = heard.key
+    return Problem(title(key), target, heard.problem, Key(key.op, key.problem, description, key.versions))
 
 
 def of_miss(miss: Miss) -> Problem:
@@ -172,9 +192,9 @@ def title(key: Key) -> str:
     p = key.problem
     if not {"m", "n", "k"} <= set(p):
         return " ".join([key.op, *(f"{name}={value}" for name, value in p.items())])
-    batch = f"{p['batch']}x" if p.get("batch", 1) != 1 else ""
-    m = p.get("m")
-    rows = f"(symbolic, {p.get('m_hint')})" if m == "symbolic" else m
+    batch = f"{p['batch']}x" if p.get("batch", 1) != 1 else f"{p['groups']} groups of " if p.get("groups") else ""
+    m = p.get("m") or p.get(grouped.RUN_TIME_SIZE)
+    rows = f"(symbolic, {p.get('m_hint') or p.get('tokens_hint')})" if m == "symbolic" else m
     dtypes = p.get("dtype") or "*".join(dict.fromkeys((str(p.get("a_dtype")), str(p.get("b_dtype")))))
     letters = {"row": "N", "col": "T", "any": "x"}
     layout = "".join(letters.get(str(p.get(x)), "") for x in "ab")

@@ -215,7 +215,6 @@ def run(
     for note in asked.notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     problems = list({p.key.digest: p for unit in asked.units for p in unit.problems}.values())
-    start, cpu = time.monotonic(), _cpu_seconds()
     with pool:
         work = Run(problems, settings.store(), pool, budget)
         measuring = _measuring(asked, pool, work, compile_only)
@@ -223,8 +222,8 @@ def run(
             if dry_run:
                 return _plan(work, measuring, asked.described, console)
             _shown(work, measuring, _steps(work, measuring), console)
-    seconds = time.monotonic() - start
-    return _summary(work, measuring, seconds, _cpu_seconds() - cpu, console)
+    seconds = time.monotonic() - pool.began[0]
+    return _summary(work, measuring, seconds, _cpu_seconds() - pool.began[1], console)
 
 
 def _measuring(asked: Asked, pool: Workers, work: Run, compile_only: bool) -> Measuring:

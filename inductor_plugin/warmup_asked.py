@@ -11,7 +11,7 @@ from tuning_cache.shapes import Shape
 from . import lowering
 from .measuring import Unit
 from .programs import program_of
-from .wanted import Problem, description_of, of_miss, of_request, problems_of, runs_here
+from .wanted import Problem, description_of, of_heard, of_miss, problems_of, runs_here
 from .warmup import Asked
 
 
@@ -19,13 +19,20 @@ class NothingAsked(ValueError):
     """Why there is nothing to prepare, in words."""
 
 
-def from_file(
-    path: Path, targets: Sequence[str], product: str | None = None, compute_units: int | None = None
+def from_files(
+    paths: Sequence[Path], targets: Sequence[str], product: str | None = None, compute_units: int | None = None
 ) -> Asked:
-    """A file of shapes, or what FLYKERNELS_RECORD wrote. ShapesError, RecordError or NothingAsked with the reason."""
-    if record.is_record(path):
-        return _from_record(path, targets)
-    return from_shapes(shapes.read(path), targets or ("x86",), product, compute_units)
+    """Files of shapes, or what FLYKERNELS_RECORD wrote. ShapesError, RecordError or NothingAsked with the reason."""
+    found = [
+        _from_record(path, targets)
+        if record.is_record(path)
+        else from_shapes(shapes.read(path), targets or ("x86",), product, compute_units)
+        for path in paths
+    ]
+    described = {}
+    for asked in reversed(found):
+        described |= asked.described
+    return Asked([u for a in found for u in a.units], described, [note for a in found for note in a.notes])
 
 
 def from_shapes(
@@ -92,7 +99,7 @@ def from_model(
             raise
         except Exception as e:  # the user's code
             raise NothingAsked(f"{name} cannot be taken through torch.compile: {type(e).__name__}: {e}") from e
-        problems = [of_request(request, target, description) for request in seen.requests.values()]
+        problems = [of_heard(heard, target, description) for heard in seen.requests.values()]
         notes += [f"{target}: a graph of the model was passed over: {reason}" for reason in seen.failed]
         notes.append(f"{target}: the model asks for {len(problems)} problems")
         if problems:

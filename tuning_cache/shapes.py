@@ -25,7 +25,8 @@ FILE_MOST = 8 << 20  # bytes
 PROBLEMS_MOST = 100_000
 OPS = ("mm", "addmm", "bmm", "baddbmm")
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
-SCALED = ("scaled_mm",)
+SCALED, GROUPED = ("scaled_mm",), ("grouped_mm",)
+GROUPS_MOST = 512
 SCALED_DTYPES, SCALINGS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN"), ("block", "tensor", "row")
 DTYPES, LAYOUTS, BIASES = ("f32", "bf16", "f16"), ("NN", "NT", "TN", "TT"), ("none", "row", "full")
 SIZE_MOST = 2**31 - 1
@@ -44,6 +45,7 @@ class Shape:
     layout   BLAS's two letters for A and B: N row-major, T column-major (a Linear layer's weight is T)
     bias     none, row or full; by default row for addmm and baddbmm
     frozen   B is constant, so it is packed ahead (x86)
+    Of grouped_mm: groups, of `m` rows each on average; layout NT or NN (an MoE layer's forward); out_dtype none.
     Of scaled_mm: dtype of A and b_dtype of B (default: the same), scaling block, tensor or row, out_dtype, layout NT.
     """
 
@@ -61,6 +63,7 @@ class Shape:
     b_dtype: str = ""
     scaling: str = ""
     out_dtype: str = ""
+    groups: int = 0
 
     def __str__(self) -> str:
         batch = f"{self.batch}x" if self.batch > 1 else ""
@@ -184,15 +187,15 @@ def _shape(row: dict, where: str) -> Shape:
     op = row.get("op", "mm")
     if op in SCALED:
         return _scaled_shape(row, where, whole, one_of)
-    stray = [name for name in ("b_dtype", "scaling", "out_dtype") if name in row]
+    if op in GROUPED:
+        return _grouped_shape(row, where, whole, one_of)
+    stray = [name for name in ("b_dtype", "scaling", "out_dtype", "groups") if name in row]
     if stray:
-        raise ShapesError(f"{where}: {', '.join(stray)}: of {', '.join(SCALED)} only")
+        raise ShapesError(f"{where}: {', '.join(stray)}: of {', '.join((*SCALED, *GROUPED))} only")
     base, _, activation = op.partition("+") if isinstance(op, str) else ("", "", "")
     if base not in OPS or activation not in ACTIVATIONS or op.endswith("+"):
-        more = ", ".join("+" + a for a in ACTIVATIONS[1:])
-        raise ShapesError(
-            f"{where}: op is {_short(op)}; known are {', '.join(OPS)}, also with {more}; and {', '.join(SCALED)}"
-        )
+        more, own = ", ".join("+" + a for a in ACTIVATIONS[1:]), ", ".join((*SCALED, *GROUPED))
+        raise ShapesError(f"{where}: op is {_short(op)}; known are {', '.join(OPS)}, also with {more}; and {own}")
     m = None if row.get("m", "symbolic") in ("symbolic", None) else whole("m")
     with_bias = "row" if base in ("addmm", "baddbmm") else "none"
     batch = whole("batch", default=1)
@@ -205,7 +208,7 @@ def _shape(row: dict, where: str) -> Shape:
 
 
 def _scaled_shape(row: dict, where: str, whole: Callable, one_of: Callable) -> Shape:
-    stray = [name for name in ("batch", "residual", "frozen") if name in row]
+    stray = [name for name in ("batch", "residual", "frozen", "groups") if name in row]
     if stray:
         raise ShapesError(f"{where}: {row['op']} has no {', '.join(stray)}")
     one_of("layout", ("NT",), "NT")
@@ -215,6 +218,20 @@ def _scaled_shape(row: dict, where: str, whole: Callable, one_of: Callable) -> S
         row["op"], m, whole("n"), whole("k"), dtype, "NT", bias=one_of("bias", ("none", "row"), "none"),
         hint=whole("hint", default=128), b_dtype=one_of("b_dtype", SCALED_DTYPES, dtype),
         scaling=one_of("scaling", SCALINGS, SCALINGS[0]), out_dtype=one_of("out_dtype", DTYPES, "bf16"),
+    )  # fmt: skip
+
+
+def _grouped_shape(row: dict, where: str, whole: Callable, one_of: Callable) -> Shape:
+    stray = sorted(set(row) - {"op", "m", "n", "k", "dtype", "layout", "groups", "hint"})
+    if stray:
+        raise ShapesError(f"{where}: {row['op']} has no {', '.join(stray)}")
+    m = None if row.get("m", "symbolic") in ("symbolic", None) else whole("m")
+    groups = whole("groups")
+    if groups > GROUPS_MOST:
+        raise ShapesError(f"{where}: groups is {groups}; at most {GROUPS_MOST}")
+    return Shape(
+        row["op"], m, whole("n"), whole("k"), one_of("dtype", DTYPES, "bf16"), one_of("layout", ("NT", "NN"), "NT"),
+        bias="none", hint=whole("hint", default=128), groups=groups,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import os
 import queue
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,12 +36,14 @@ class Workers:
 
     def __init__(self, count: int | None = None):
         self.count = count or len(os.sched_getaffinity(0))
+        self.began = time.monotonic(), time.process_time()  # seconds, and this process's at work
         self._idle: queue.LifoQueue[subprocess.Popen | None] = queue.LifoQueue()
         for _ in range(self.count):
             self._idle.put(None)
 
     def start(self) -> None:
         """Starts the processes now: they import what they need while this one does something else."""
+        self.began = time.monotonic(), time.process_time()
         slots = [self._idle.get() for _ in range(self.count)]
         for worker in slots:
             self._idle.put(worker if worker is not None and worker.poll() is None else self._start())
@@ -115,11 +118,11 @@ class Workers:
         """Ends the processes; waits for those that build."""
         for _ in range(self.count):
             worker = self._idle.get()
-            if worker is not None and worker.stdin:
-                worker.stdin.close()
+            if worker is not None and worker.stdin and worker.stdout:
+                worker.kill()  # it waits for a question, or still imports: there is nothing to lose
                 worker.wait()
-                if worker.stdout:
-                    worker.stdout.close()
+                worker.stdin.close()
+                worker.stdout.close()
             self._idle.put(None)
 
     def __enter__(self) -> Workers:

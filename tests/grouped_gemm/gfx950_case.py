@@ -42,3 +42,5 @@ def run(case: Case, cfg: GroupedConfig, code: CodeObject | None = None):
     result.raise_for_findings()
     case.check()
     return result
+
+

@@ -264,3 +264,7 @@ def test_scaled_products_and_epilogues_of_shapes():
     (problem,) = wanted.problems_of(mx, "gfx950", MI350)
     assert problem.key.op == "_scaled_mm" and problem.problem.row_bytes("b") == 64 and problem.problem.align_a == 16
     assert str(problem) == "_scaled_mm 32x64x128 f8E4M3FN*f4E2M1FN scaled by block on gfx950"
+    moe = Shape("grouped_mm", 16, 64, 128, "bf16", "NT", bias="none", groups=8)
+    (problem,) = wanted.problems_of(moe, "gfx950", MI350)
+    assert problem.key.op == "_grouped_mm" and problem.key.problem["tokens"] == 128 and problem.problem.b == "col"
+    assert str(problem) == "_grouped_mm 8 groups of 128x64x128 bf16 NT on gfx950"

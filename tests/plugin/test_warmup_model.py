@@ -98,7 +98,7 @@ def lowered(factory, target, **options):
 def test_gpus_that_are_not_here(target):
     seen = lowered(models.named, target)
     assert not seen.failed
-    problems = [wanted.of_request(r, target, wanted.ELSEWHERE[target]) for r in seen.requests.values()]
+    problems = [wanted.of_heard(r, target, wanted.ELSEWHERE[target]) for r in seen.requests.values()]
     ops = {p.key.op for p in problems}
     assert {"bmm", "mm"} <= ops and any(op.endswith("+gelu") for op in ops)
     assert all(p.key.target == wanted.ELSEWHERE[target] and p.problem.dtype == "bf16" for p in problems)
