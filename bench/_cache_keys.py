@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 from flykernels.codeobject import Argument, CodeObject, Extent
-from tuning_cache import Entry, Key, Timing
+from tuning_cache import Entry, Key, Timing, canonical
+from tuning_cache.entry import HEAD
 
 CANDIDATE = "flykernels tile_k=64 tile_m=256 tile_n=256 waves=2x4"
 TARGET = {"arch": "gfx950", "product": "AMD Instinct MI350X", "compute_units": 256}
@@ -30,3 +33,28 @@ def entry(n: int) -> Entry:
     for i in range(10):
         made = made.with_timing(Timing(f"{CANDIDATE} stages={i}", 120.0 + i, {"tile": [128, 128, 64], "stages": i}))
     return replace(made, winner=CANDIDATE)
+
+
+def _around(text: str, *marks: str) -> list[str]:
+    """What lies around the marks, each of which is there once."""
+    pieces = []
+    for mark in marks:
+        before, found, text = text.partition(mark)
+        assert found and mark not in text, f"{mark} is there {text.count(mark)} times more"
+        pieces.append(before)
+    return [*pieces, text]
+
+
+def lines(count: int) -> Iterator[tuple[bytes, bytes]]:
+    """(address, line) of entry(0) to entry(count - 1), in the order of addresses: as `Entry.to_line` writes them, but
+    put together from pieces, since making a million entries takes longer than what is to be measured."""
+    first = entry(0)
+    body = first.to_line()[len(HEAD) :].decode().partition(',"format":')[0]
+    a, b, c = _around(body, '"n":1}', '"microseconds":10.0,')
+    named = {"op": "mm", "problem": first.key.problem, "target": TARGET, "versions": first.key.versions}
+    named["versions"] = {k: v for k, v in first.key.versions.items() if k != "mlir"}
+    d, e = _around(canonical(named), '"n":1}')
+    address = lambda n: hashlib.sha256(f'{d}"n":{n + 1}}}{e}'.encode()).digest()
+    for where, n in sorted((address(n), n) for n in range(count)):
+        text = f'{a}"n":{n + 1}}}{b}"microseconds":{10.0 + n % 90},{c}'.encode()
+        yield where, HEAD + text + b',"format":1,"sha256":"%s"}\n' % hashlib.sha256(text).hexdigest().encode()

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
-from tuning_cache import Entry, EntryError, Store, export, import_, verify
+from tuning_cache import Store
+from tuning_cache.layer import damage
 
-from ._cache_keys import CANDIDATE, candidate, entry, key
+from ._cache_bundle import bundle
+from ._cache_engines import engine
+from ._cache_flips import flips
+from ._cache_keys import CANDIDATE, candidate, key
+from ._cache_scale import million
 from ._cache_warmup import warmup
 from .common import Report, parser
 
-PARTS = ("concurrency", "bundle", "warmup")
+PARTS = ("concurrency", "engine", "million", "flips", "bundle", "warmup")
 TUNE_SECONDS = 0.01  # of a key: short, so that processes meet often
 KILLED = 0.5  # of the processes
 ROOT = Path(__file__).parents[1]
@@ -67,13 +72,8 @@ def _examine(cache: Path, keys: int) -> tuple[int, int]:
         timing = found.timings.get(CANDIDATE) if found else None
         whole = timing is not None and timing.artefact and store.load(timing.artefact) == candidate(n)
         lost += not whole
-    for path in store.entry_files():
-        try:
-            Entry.from_json(path.read_text())
-        except (OSError, UnicodeDecodeError, EntryError):
-            torn += 1
-    for path in cache.glob("objects/*/*.fko"):
-        torn += store.content(path.stem) is None
+    for kind in ("entries", "objects"):
+        torn += sum(damage(kind, at, found.content) is not None for at, _, found in store.layers[0].every(kind))
     return lost, torn
 
 
@@ -103,60 +103,28 @@ def _told(report: Report, lines: list[str], keys: int, dead: set[int], limit: fl
     report.bar("longest wait over its limit", max(waits, default=0.0) / limit, at_most=1)
 
 
-def bundle(report: Report, entries: int) -> None:
-    """Export, verify, import and look up so many entries."""
-    with tempfile.TemporaryDirectory(prefix="flykernels-bench-") as folder:
-        root = Path(folder)
-        source = Store([root / "source"])
-        for n in range(entries):
-            made = entry(n)
-            path = root / "source" / "entries" / made.key.digest[:2] / f"{made.key.digest}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(made.to_json())
-        times = {}
-        for name, run in (
-            ("export", lambda: export(source, root / "b.tar.gz")),
-            ("verify", lambda: verify(root / "b.tar.gz")),
-            ("import", lambda: import_(Store([root / "target"]), root / "b.tar.gz")),
-        ):
-            start = time.perf_counter()
-            run()
-            times[name] = time.perf_counter() - start
-        store, waits = Store([root / "target"]), []
-        for n in random.Random(0).sample(range(entries), min(entries, 2000)):
-            asked = key(n)
-            start = time.perf_counter()
-            found = store.lookup(asked)
-            waits.append(time.perf_counter() - start)
-            assert found is not None and found.winner == CANDIDATE
-        lookup = statistics.median(waits) * 1e6
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        report.row(
-            entries=entries, bundle_mib=round((root / "b.tar.gz").stat().st_size / 2**20, 1),
-            **{f"{name}_s": round(s, 2) for name, s in times.items()}, first_lookup_us=round(lookup, 1),
-            peak_mib=round(peak),
-        )  # fmt: skip
-        report.bar("look-up of an entry that this process has not read, median", lookup, at_most=100, unit="us")
-        report.bar("import", entries / times["import"], unit="entries/s")
-
-
 def main(argv: list[str]) -> int:
     options = parser("cache", __doc__ or "")
     options.add_argument("--part", choices=PARTS, action="append", help="default: all")
     options.add_argument("--processes", type=int, default=64)
     options.add_argument("--keys", type=int, default=200)
     options.add_argument("--limit", type=float, default=60.0, help="seconds that a process waits for a key at most")
-    options.add_argument("--entries", type=int, default=10_000, help="of --part bundle")
+    options.add_argument("--entries", type=int, default=10**6, help="of --part million")
+    options.add_argument("--bundle", type=Path, help="of --part million: import this one, made if it is not there")
+    options.add_argument("--engine-entries", type=int, default=100_000, help="of --part engine")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--seconds", type=int, default=100, help="of --part warmup")
     options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of --part warmup")
     chosen = options.parse_args(argv)
     report = Report("cache", "measured on CPU")
+    parts: dict[str, Callable[[], None]] = {
+        "concurrency": lambda: concurrency(report, chosen.processes, chosen.keys, chosen.limit, chosen.seed),
+        "engine": lambda: engine(report, chosen.engine_entries),
+        "million": lambda: million(report, chosen.entries, chosen.bundle),
+        "flips": lambda: flips(report),
+        "bundle": lambda: bundle(report),
+        "warmup": lambda: warmup(report, chosen.seconds, chosen.jobs),
+    }
     for part in chosen.part or PARTS:
-        if part == "concurrency":
-            concurrency(report, chosen.processes, chosen.keys, chosen.limit, chosen.seed)
-        elif part == "warmup":
-            warmup(report, chosen.seconds, chosen.jobs)
-        else:
-            bundle(report, chosen.entries)
+        parts[part]()
     return report.close(chosen.json)

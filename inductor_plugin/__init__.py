@@ -83,6 +83,9 @@ def _autoload() -> None:
 
     The hooks it prepares do nothing in a graph whose configuration does not name the token."""
     try:
+        from . import artifacts
+
+        artifacts.register()  # before artifacts are loaded, which need not wait for Inductor
         if _HOOKED_MODULE in sys.modules:
             from . import install
 

@@ -344,3 +344,25 @@ def compact() -> None:
         f"{settings.store().directories[0]}: {done.entries} entries and {done.objects} code objects in segments, "
         f"{done.files} files went into them ({time.monotonic() - start:.1f} s)"
     )
+
+
+@cache.command("push")
+@click.option("--wait", callback=_age, default="1h", show_default=True, help="give up after so long")
+def push(wait: float) -> None:
+    """Write all that the cache knows to the remote store (FLYKERNELS_REMOTE), merged with what is there."""
+    store = settings.store()
+    if store.remote is None:
+        raise click.ClickException("no remote store is named: flykernels --remote URL cache push")
+    count = 0
+    for _, entry in store.entries():
+        for digest in (d for t in entry.timings.values() for d in t.artefacts):
+            content = store.content(digest)
+            if content is not None:
+                store.remote.keep_object(digest, content)
+        store.remote.keep_entry(entry)
+        count += 1
+        if not store.remote.flush(wait):
+            raise click.ClickException(f"{store.remote.url}: given up after {wait:.0f} s, at entry {count}")
+    if store.remote.failures:
+        raise click.ClickException(f"{store.remote.url}: {store.remote.failures} calls failed; run it again to go on")
+    click.echo(f"{store.remote.url}: {count} entries")

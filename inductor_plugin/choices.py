@@ -12,7 +12,7 @@ from typing import Any
 from flykernels.versions import mlir_version
 from tuning_cache import FAILED, Entry, Timing
 
-from . import asked, install, kernels, private, scaled, settings
+from . import artifacts, asked, install, kernels, private, ranks, scaled, settings
 from .counters import counters
 from .devices import device_for
 from .fingerprint import fingerprint
@@ -198,10 +198,16 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
     if listener is not None and not listener.hear(request):
         return [aten]
     entry = settings.store().lookup(request.key)
-    if entry is not None and entry.winner:
-        return _from_cache(request, entry, choices)
+    known = entry if entry is not None and entry.winner else None
+    may_tune = settings.mode() == "tune" and not private.capturing()
+    turn = ranks.ask(request.key, known, may_tune)
+    if turn.entry is not None:
+        return _from_cache(request, turn.entry, choices)
     if listener is None:
         settings.missed(request.key)
+    if may_tune and not turn.mine:
+        log.info("%s M=%s: the job's ranks have agreed on ATen", request.op, request.m)
+        return [aten]
     if private.capturing():
         log.warning(
             "%s M=%s: not in the cache, and a CUDA graph is being captured, so nothing can be measured; ATen "
@@ -236,6 +242,7 @@ def _from_cache(request: Request, entry: Entry, choices: list[Any]) -> list[Any]
         target = device_for(request.layout.device).target
         spec = Spec(request.op, target, request.problem, winner.config, winner.artefact or "")
         log.info("%s: from the cache: %s", request.op, spec.name)
+        artifacts.note_entry(entry)
         return [Choice(request, spec)]
     same = [c for c in choices if label(c) == entry.winner]
     if same:
@@ -297,3 +304,21 @@ def record(timings: dict, name: str, nodes: Any, choices: Sequence[Any], *_: Any
         settings.store().update(ours.request.key, change)
     except Exception as e:
         log.warning("the winner was not recorded: %s: %s", type(e).__name__, e)
+
+
+def told(timings: dict) -> dict:
+    """The job's other ranks are told what was decided; where they have gone on without, ATen wins here too. Never
+    raises."""
+    try:
+        ours = next((c for c in timings if isinstance(c, Choice)), None)
+        if ours is None:
+            return timings
+        entry = settings.store().lookup(ours.request.key)
+        if ranks.publish(ours.request.key, entry):
+            artifacts.note_entry(entry)
+            return timings
+        log.warning("%s M=%s: decided too late for the job's ranks; ATen serves it", ours.request.op, ours.request.m)
+        return {c: t if isinstance(c, names.ExternKernelCaller) else math.inf for c, t in timings.items()}
+    except Exception as e:
+        log.warning("the job's ranks were not told: %s: %s", type(e).__name__, e)
+        return timings

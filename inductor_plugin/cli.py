@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -31,8 +32,11 @@ class Commands(click.Group):
 
 @click.group(cls=Commands)
 @click.version_option(__version__)
-def main() -> None:
+@click.option("--remote", metavar="URL", help="a store behind the cache's directories; default: FLYKERNELS_REMOTE")
+def main(remote: str | None) -> None:
     """Kernel templates for TorchInductor: what is chosen and why."""
+    if remote is not None:
+        os.environ["FLYKERNELS_REMOTE"] = remote
 
 
 main.add_command(cache)
@@ -140,6 +144,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
     help="default: x86; of a record: what it was recorded on",
 )  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 1024), help="compilers at a time; default: one a core")
+@click.option("--ray", metavar="ADDRESS", help="work on a ray cluster: auto, ray://host:10001, or local")
 @click.option("--budget", callback=_seconds, help="such as 10m: begin nothing after that; run it again to go on")
 @click.option("--dry-run", is_flag=True, help="say what would be compiled and measured")
 @click.option("--compile-only", is_flag=True, help="measure nothing, although a target's device is here")
@@ -157,7 +162,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--inference", is_flag=True, help="leave out rms_norm with gradients")
 def warmup(
     files: tuple[Path, ...], model: str | None, training: bool, dynamic: bool, freezing: bool, targets: tuple[str, ...],
-    jobs: int | None, budget: float | None, dry_run: bool, compile_only: bool, product: str | None,
+    jobs: int | None, ray: str | None, budget: float | None, dry_run: bool, compile_only: bool, product: str | None,
     compute_units: int | None, eager: bool, **options,
 ) -> None:  # fmt: skip
     """Fill the cache ahead. Of FILEs, which name matrix products (.yaml, .json or .csv) or were written by
@@ -176,7 +181,7 @@ def warmup(
         sys.exit(eager_warmup.run(**options))
     from templates.gemm.workers import Workers
 
-    pool = Workers(jobs or len(os.sched_getaffinity(0)))
+    pool = Workers(jobs or len(os.sched_getaffinity(0))) if ray is None else _fleet(ray)
     pool.start()  # they import a compiler while this process imports torch
     with pool:
         from tuning_cache.record import RecordError
@@ -198,6 +203,15 @@ def warmup(
         except (ShapesError, RecordError, warmup_asked.NothingAsked, warmup_asked.lowering.ModelError) as e:
             raise click.ClickException(f"{e}. Nothing was compiled.") from None
         sys.exit(ahead.run(asked, pool, budget, dry_run, compile_only, console))
+
+
+def _fleet(address: str) -> Any:
+    from . import fleet
+
+    try:
+        return fleet.RayWorkers(address)
+    except fleet.NoFleet as e:
+        raise click.ClickException(str(e)) from None
 
 
 @main.command()

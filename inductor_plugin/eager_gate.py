@@ -24,7 +24,7 @@ from typing import Any
 
 from tuning_cache import FAILED, Entry, Key, Timing
 
-from . import settings
+from . import ranks, settings
 from .counters import counters
 from .fingerprint import versions
 from .settings import PinnedMiss
@@ -78,12 +78,15 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
 
     measure() -> the case's entry with a winner; called with the key's lock held, in mode "tune" only.
     PinnedMiss in mode "pinned-strict" for what the cache does not know."""
-    store = settings.store()
+    store, mode = settings.store(), settings.mode()
     entry = store.lookup(key)
-    if entry is not None and entry.winner:
+    known = entry if entry is not None and entry.winner else None
+    if known is None and mode == "tune" and not may_measure:
+        return None, False
+    turn = ranks.ask(key, known, mode == "tune")
+    if turn.entry is not None:
         counters["from cache"] += 1
-        return _ours(entry), True
-    mode = settings.mode()
+        return _ours(turn.entry), True
     if mode == "pinned-strict":
         raise PinnedMiss(
             f"FLYKERNELS_MODE=pinned-strict, and the cache does not know {key.op} {key.problem}. Run `flykernels "
@@ -92,14 +95,18 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
     if mode == "pinned":
         log.info("%s %s: not in the pinned cache; ATen serves it", key.op, key.problem)
         return None, True
-    if not may_measure:
-        return None, False
+    if not turn.mine:  # the job's ranks have agreed on ATen
+        return None, True
     with store.lock(key):
         entry = store.lookup(key)
         if entry is None or not entry.winner:
-            found = apart(measure)
+            try:
+                found = apart(measure)
+            except BaseException:
+                ranks.publish(key, None)
+                raise
             entry = store.update(key, lambda _: found)
-    return _ours(entry), True
+    return _ours(entry) if ranks.publish(key, entry) else None, True
 
 
 def apart(work: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from tuning_cache import Entry, Timing
 
-from . import asked, gpu_timing, kernels, private, runoff, settings
+from . import artifacts, asked, gpu_timing, kernels, private, ranks, runoff, settings
 from .choices import Choice, specs
 from .devices import device_for
 from .kernels import Spec
@@ -65,13 +65,21 @@ def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str,
     if listener is not None and not listener.hear(request):
         return None
     entry = settings.store().lookup(request.key)
-    if entry is None or not entry.winner:
-        if listener is None:
-            settings.missed(request.key)
-        if settings.mode() != "tune" or private.capturing():
-            return None
-        private.measure_deferred(x, w)
-        entry = _measure(request, plain, entry, materialised)
+    known = entry if entry is not None and entry.winner else None
+    may_tune = settings.mode() == "tune" and not private.capturing()
+    turn = ranks.ask(request.key, known, may_tune)
+    if known is None and listener is None:
+        settings.missed(request.key)
+    if turn.mine:
+        try:
+            private.measure_deferred(x, w)
+            entry = _measure(request, plain, entry, materialised)
+        except BaseException:
+            ranks.publish(request.key, None)
+            raise
+        entry = entry if ranks.publish(request.key, entry) else None
+    else:
+        entry = turn.entry
     winner = entry.best() if entry else None
     if winner is None or winner.config is None:
         log.info("%s M=%s: the chain stays as it is", request.op, request.m)
@@ -79,6 +87,7 @@ def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str,
     target = device_for(request.layout.device).target
     spec = Spec(request.op, target, request.problem, winner.config, winner.artefact or "")
     log.info("%s M=%s: %s", request.op, request.m, spec.name)
+    artifacts.note_entry(entry)
     return Choice(request, spec).output_node()
 
 

@@ -7,7 +7,7 @@ import logging
 import threading
 from typing import Any
 
-from . import TOKEN, private
+from . import TOKEN, artifacts, private
 from .fingerprint import fingerprint
 
 log = logging.getLogger(__name__)
@@ -73,9 +73,9 @@ def _offer(given: list) -> list:
 
 
 def _settle(timings: dict) -> dict:
-    from . import runoff
+    from . import choices, runoff
 
-    return runoff.settle(timings)
+    return choices.told(runoff.settle(timings))
 
 
 def _record(*feedback: Any) -> None:
@@ -124,6 +124,7 @@ def hook() -> bool:
     if ok:  # each time: someone may have called clear_preprocessing_fns()
         private.add_preprocessing(_offer)
         private.around_autotuning(active, _settle)
+        artifacts.register()
     return ok
 
 

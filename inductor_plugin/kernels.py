@@ -18,7 +18,7 @@ from typing import Any
 from flykernels.codeobject import CodeObject
 from templates.gemm.problem import GemmProblem
 
-from . import settings
+from . import artifacts, settings
 from .counters import counters
 from .families import OWN
 
@@ -179,6 +179,7 @@ def callable_for(spec: Spec) -> Callable:
 def bind(text: str) -> Callable:
     """What generated code calls, once a module, for each kernel in it. Never raises: without a kernel, ATen serves."""
     spec = Spec.from_json(text)
+    artifacts.note_object(spec.artefact)
     try:
         return callable_for(spec)
     except Exception as e:

@@ -2,6 +2,9 @@
 
 FLYKERNELS_CACHE_DIR  where winners and code objects are kept (several, separated by os.pathsep: the first is written)
 FLYKERNELS_CACHE_MAX_SIZE  what the first of them may hold, such as 2GiB: beyond it, what was used longest ago goes
+FLYKERNELS_REMOTE     URL of a store behind them, as fsspec takes it: s3://bucket/prefix, gs://, file://, ...
+FLYKERNELS_REMOTE_WRITE    0: only read it. Default: what is found out here is written there
+FLYKERNELS_REMOTE_TIMEOUT  seconds after which a call of it counts as a miss. Default: 2
 FLYKERNELS_MODE       tune           (default) compile and measure what the cache does not know
                       pinned         the cache decides; what it does not know is served by ATen, nothing is measured
                       pinned-strict  the same, but what it does not know is an error
@@ -14,12 +17,18 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 
-from tuning_cache import Key, Store, record, size_in_bytes
+from tuning_cache import Key, Remote, Store, record, size_in_bytes
+from tuning_cache.remote import TIMEOUT_SECONDS
 
 log = logging.getLogger(__name__)
 
+CACHE_VARIABLES = (
+    "FLYKERNELS_CACHE_DIR", "FLYKERNELS_CACHE_MAX_SIZE",
+    "FLYKERNELS_REMOTE", "FLYKERNELS_REMOTE_WRITE", "FLYKERNELS_REMOTE_TIMEOUT",
+)  # fmt: skip
 MODES = ("tune", "pinned", "pinned-strict")
 EAGER_DEVICES = ("cpu", "cuda")  # as torch names them: HIP devices are "cuda" too
 
@@ -52,20 +61,35 @@ def eager_devices() -> tuple[str, ...]:
     return tuple(x for x in EAGER_DEVICES if x in named)
 
 
+def _remote(url: str | None, write: str | None, timeout: str | None) -> Remote | None:
+    if not url:
+        return None
+    seconds = TIMEOUT_SECONDS
+    if timeout:
+        try:
+            seconds = float(timeout)
+            if not 0 < seconds < math.inf:
+                raise ValueError
+        except ValueError:
+            log.warning("FLYKERNELS_REMOTE_TIMEOUT=%r is no number of seconds; taken as %g", timeout, TIMEOUT_SECONDS)
+            seconds = TIMEOUT_SECONDS
+    return Remote(url, seconds, write is None or write.strip().lower() not in ("0", "off", "false", "no"))
+
+
 @functools.cache
-def _store(_directories: str | None, max_size: str | None) -> Store:
+def _store(_directories: str | None, max_size: str | None, *remote: str | None) -> Store:
     most = None
     if max_size:
         try:
             most = size_in_bytes(max_size)
         except ValueError as e:
             log.warning("FLYKERNELS_CACHE_MAX_SIZE: %s; taken as no limit", e)
-    return Store(max_bytes=most)
+    return Store(max_bytes=most, remote=_remote(*remote))
 
 
 def store() -> Store:
     """This process's cache."""
-    return _store(os.environ.get("FLYKERNELS_CACHE_DIR"), os.environ.get("FLYKERNELS_CACHE_MAX_SIZE"))
+    return _store(*map(os.environ.get, CACHE_VARIABLES))
 
 
 def missed(key: Key) -> None:

@@ -217,14 +217,26 @@ def run(
     problems = list({p.key.digest: p for unit in asked.units for p in unit.problems}.values())
     with pool:
         work = Run(problems, settings.store(), pool, budget)
-        local = set() if compile_only else {t for t, held in asked.described.items() if runs_here(t, held)}
-        measuring = Measuring([u for u in asked.units if u.target in local], work.store, asked.described, work.deadline)
+        measuring = _measuring(asked, pool, work, compile_only)
         with work.searchers:
             if dry_run:
                 return _plan(work, measuring, asked.described, console)
             _shown(work, measuring, _steps(work, measuring), console)
     seconds = time.monotonic() - pool.began[0]
     return _summary(work, measuring, seconds, _cpu_seconds() - pool.began[1], console)
+
+
+def _measuring(asked: Asked, pool: Workers, work: Run, compile_only: bool) -> Measuring:
+    """Of what runs here; of all of it, where the pool is of machines that may have the devices."""
+    elsewhere = getattr(pool, "measuring", None)
+    if compile_only:
+        units = []
+    elif elsewhere is not None:
+        return elsewhere(asked.units, work.store, asked.described, work.deadline)
+    else:
+        local = {t for t, held in asked.described.items() if runs_here(t, held)}
+        units = [u for u in asked.units if u.target in local]
+    return Measuring(units, work.store, asked.described, work.deadline)
 
 
 def console_here() -> Console:

@@ -1,5 +1,6 @@
 """What won, where its code object is, and how it travels."""
 
+from . import parcel
 from .archive import BundleError, Limits
 from .bringing import Imported, import_
 from .bundle import Checked, Exported, export, join, verify
@@ -8,6 +9,7 @@ from .fold import Folded, fold
 from .manifest import Accept, Manifest
 from .merge import merge
 from .prune import Pruned, prune, size_in_bytes
+from .remote import Remote
 from .store import LOCK_SECONDS, Store, default_directories
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Manifest",
     "NewerFormat",
     "Pruned",
+    "Remote",
     "Store",
     "Timing",
     "canonical",
@@ -35,6 +38,7 @@ __all__ = [
     "import_",
     "join",
     "merge",
+    "parcel",
     "prune",
     "size_in_bytes",
     "verify",

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -25,13 +26,15 @@ from pathlib import Path
 from . import segment
 from .archive import MANIFEST, SEGMENT, SIGNATURE, BundleError, Limits, Writer, members
 from .checking import Answer, look_at_all
-from .entry import HEAD, Entry
+from .entry import HEAD, Entry, EntryError, check_line
 from .layer import SEGMENTS
 from .manifest import Accept, Manifest, each_once
 from .segment import Segment, SegmentError
 from .signature import check as check_signature
 from .signature import sign
 from .store import Store
+
+log = logging.getLogger(__name__)
 
 ANYTHING, USUAL = Accept(), Limits()
 STAGING = ".staging-"  # folders of imports and exports that are under way, or were killed
@@ -86,11 +89,17 @@ def export(
             if not wanted(entry):
                 continue
             shaped = _without_losers(entry) if winners_only else entry
-            named.update(digest for t in shaped.timings.values() for digest in t.artefacts)
-            targets[repr(entry.key.target)], versions[repr(entry.key.versions)] = entry.key.target, entry.key.versions
-            counts["entries"] += 1
             as_it_is = shaped is entry and found.content.startswith(HEAD)
-            yield bytes.fromhex(address), found.content if as_it_is else shaped.to_line()
+            line = found.content if as_it_is else shaped.to_line()
+            try:
+                _, key, artefacts = check_line(line)
+            except EntryError as e:  # its timings are not right: somebody wrote it so
+                log.warning("%s: left out: %s", found, e)
+                continue
+            named.update(artefacts)
+            targets[repr(key.target)], versions[repr(key.versions)] = key.target, key.versions
+            counts["entries"] += 1
+            yield bytes.fromhex(address), line
 
     def objects() -> Iterator[tuple[bytes, bytes]]:
         nonlocal missing

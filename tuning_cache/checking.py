@@ -20,7 +20,7 @@ from pathlib import Path
 from flykernels.codeobject import CodeObject, CodeObjectError
 
 from .archive import BundleError, Limits
-from .entry import Entry, EntryError, canonical
+from .entry import EntryError, canonical, check_line
 from .manifest import Accept
 from .segment import Segment
 
@@ -80,12 +80,11 @@ def _entries(part: Segment, asked: Question) -> Answer:
         if record.size > asked.limits.entry:
             raise BundleError(f"{name} has {record.size} bytes; at most {asked.limits.entry} are taken")
         try:
-            entry = Entry.from_json(content)
+            found, key, artefacts = check_line(content)
         except (UnicodeDecodeError, EntryError) as e:
             raise BundleError(f"{name}: {e}") from None
-        key = entry.key
-        if key.digest != address.hex():
-            raise BundleError(f"{name} is the entry of another key, {key.digest}")
+        if found != address.hex():
+            raise BundleError(f"{name} is the entry of another key, {found}")
         targets[repr(key.target)] = key.target
         versions[repr(key.versions)] = key.versions
         reason = asked.accept.why_not(key)
@@ -93,9 +92,8 @@ def _entries(part: Segment, asked: Question) -> Answer:
             raise BundleError(f"{name} ({key.op}): {reason}")
         answer.left_out += reason is not None
         let_in.append(0 if reason else LET_IN)
-        for timing in entry.timings.values():
-            for artefact in timing.artefacts:
-                answer.missing += not _mark(objects, named, artefact, NAMED if reason else NAMED | WANTED)
+        for artefact in artefacts:
+            answer.missing += not _mark(objects, named, artefact, NAMED if reason else NAMED | WANTED)
     answer.let_in, answer.named = bytes(let_in), [bytes(marks) for marks in named]
     answer.targets = sorted({canonical(x) for x in targets.values()})
     answer.versions = sorted({canonical(x) for x in versions.values()})

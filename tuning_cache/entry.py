@@ -11,13 +11,23 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+try:  # three times as fast, where it is installed: flykernels[fast]
+    from orjson import loads
+except ImportError:
+    from json import loads
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 FAILED = float("inf")
 SOURCES = ("measured", "compiled")
+NUMBERS = (float, int)  # no booleans
 
 
 class EntryError(ValueError):
@@ -31,6 +41,8 @@ class NewerFormat(EntryError):
 # The one JSON text of plain data: sorted keys, no spaces.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
+VERSIONS = '"versions":'
+DECODER = json.JSONDecoder()
 HEAD, TAIL = b'{"entry":', b',"format":%d,"sha256":"%s"}'  # of a line, around the entry's canonical JSON
 TAIL_BYTES = len(TAIL % (FORMAT, b"0" * 64))
 
@@ -91,7 +103,7 @@ class Timing:
     @property
     def artefacts(self) -> list[str]:
         """The digests of all its code objects."""
-        return re.split(r"[|+]", self.artefact) if self.artefact else []
+        return digests(self.artefact) if self.artefact else []
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,7 @@ class Entry:
 
     key: Key
     winner: str | None = None
-    timings: dict[str, Timing] = field(default_factory=dict)
+    timings: Mapping[str, Timing] = field(default_factory=dict)
     source: str = "measured"
 
     def with_timing(self, timing: Timing) -> Entry:
@@ -137,8 +149,14 @@ class Entry:
 
     @staticmethod
     def from_json(text: str | bytes) -> Entry:
-        """Reads what `to_json` or `to_line` wrote. NewerFormat or EntryError if it is anything else."""
+        """Reads what `to_json` or `to_line` wrote. NewerFormat or EntryError if it is anything else.
+
+        A line's timings are read when somebody asks for them (see `Later`)."""
         try:
+            if isinstance(text, bytes) and text.startswith(HEAD):
+                entry = _of_line(text)
+                if entry is not None:
+                    return entry
             return _entry(_body(text))
         except EntryError:
             raise
@@ -155,13 +173,113 @@ def sealed(line: bytes) -> bytes | None:
     return None
 
 
+def check_line(line: bytes) -> tuple[str, Key, list[str]]:
+    """(address, key, code objects' digests) of a line of `to_line` of which everything is read and found right: for
+    imports, where a million are. NewerFormat or EntryError, as `Entry.from_json`."""
+    try:
+        cut = _cut(line)
+        if cut is None:
+            entry = _entry(_body(line))
+            return entry.key.digest, entry.key, [digest for t in entry.timings.values() for digest in t.artefacts]
+        named, winner, source, timings = cut
+        key = _checked(json.loads(named), json.loads(winner), source, {}).key
+        artefacts = [digest for name, t in loads(timings).items() for digest in _artefacts(name, t)]
+        return _address(named, key), key, artefacts
+    except EntryError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        raise EntryError(f"not an entry: {e}") from e
+
+
+def _address(named: str, key: Key) -> str:
+    """`Key.digest` of the key's canonical JSON: what is not canonical has another."""
+    at = named.rfind(VERSIONS)
+    versions = _without_mlir(named[at + len(VERSIONS) :])
+    if versions is None:
+        return key.digest
+    return hashlib.sha256(f"{named[:at]}{VERSIONS}{versions}}}".encode()).hexdigest()
+
+
+@functools.lru_cache(1024)
+def _without_mlir(text: str) -> str | None:
+    """The canonical JSON of versions, from what follows VERSIONS in a key's; None if that is not all of it."""
+    try:
+        return canonical({k: v for k, v in json.loads(text[:-1]).items() if k != "mlir"})
+    except (ValueError, AttributeError):
+        return None
+
+
+class Later(Mapping[str, Timing]):
+    """The timings in an entry's line, parsed when somebody asks for them; one by its name without the others, since a
+    look-up wants the winner alone. What is sealed and yet not right (so somebody wrote it) holds none."""
+
+    def __init__(self, text: str):
+        self._text = text  # canonical JSON
+
+    def read(self) -> dict[str, Timing]:
+        """All of them. EntryError, or what parsing raises, where they are not right."""
+        return {name: _timing(name, t) for name, t in loads(self._text).items()}
+
+    @functools.cached_property
+    def _all(self) -> dict[str, Timing]:
+        try:
+            return self.read()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            log.warning("an entry's timings are passed over: %s", e)
+            return {}
+
+    def __getitem__(self, name: str) -> Timing:
+        if "_all" not in self.__dict__:
+            start = canonical(name) + ':{"artefact":'
+            at = self._text.find(start)
+            if at >= 0 and self._text.find(start, at + 1) < 0:
+                try:
+                    return _timing(name, DECODER.raw_decode(self._text, at + len(start) - len('{"artefact":'))[0])
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                    pass  # something else of that name
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        return repr(self._all)
+
+
+def _cut(line: bytes) -> tuple[str, str, str, str] | None:
+    """The JSON of a sealed line's key and winner, its source, and its timings' JSON; None where it is not of the form
+    that `to_line` writes. If the text up to `},"source"` is one whole JSON value, it is the key's."""
+    body = sealed(line)
+    if body is None or not body.startswith(b'{"key":'):
+        return None
+    text = body.decode()
+    end, last = text.find('},"source":"') + 1, text.rfind(',"winner":')
+    source, comma, timings = text[end + len(',"source":"') : last].partition('","timings":')
+    if not 0 < end < last or not comma:
+        return None
+    return text[len('{"key":') : end], text[last + len(',"winner":') : -1], source, timings
+
+
+def _of_line(line: bytes) -> Entry | None:
+    """The entry in a sealed line, its timings unread; None where `_cut` finds none."""
+    cut = _cut(line)
+    if cut is None:
+        return None
+    key, winner, source, timings = cut
+    try:
+        return _checked(json.loads(key), json.loads(winner), source, Later(timings))
+    except ValueError as e:
+        if isinstance(e, EntryError):
+            raise
+        return None
+
+
 def _body(text: str | bytes) -> dict:
     """The entry's JSON values, once their digest is found right."""
     data = text.encode() if isinstance(text, str) else text
-    if data.startswith(HEAD):
-        body = sealed(data)
-        if body is not None:
-            return json.loads(body)
     file = json.loads(data)
     if type(file["format"]) is not int or file["format"] < 1:
         raise EntryError(f"format {file['format']!r} is not a number of a format")
@@ -173,36 +291,53 @@ def _body(text: str | bytes) -> dict:
 
 
 def _entry(body: dict) -> Entry:
-    """Checks types and ranges: a digest says that it was written whole, not that it was written in good faith."""
-    held = body["key"]
+    timings = {name: _timing(name, t) for name, t in body["timings"].items()}
+    return _checked(body["key"], body["winner"], body["source"], timings)
+
+
+def _checked(held: dict, winner: Any, source: Any, timings: Mapping[str, Timing]) -> Entry:
+    """Types and ranges: a digest says that it was written whole, not that it was written in good faith."""
     if len(held) != 4 or type(held["op"]) is not str:
         raise EntryError(f"not an entry: the key is {held!r}")
     for name in ("problem", "target", "versions"):
         if type(held[name]) is not dict:
             raise EntryError(f"not an entry: {name} is {held[name]!r}, not an object")
-    winner, source = body["winner"], body["source"]
     if winner is not None and type(winner) is not str:
         raise EntryError(f"not an entry: winner is {winner!r}")
     if source not in SOURCES:
         raise EntryError(f"not an entry: source is {source!r}, not one of {', '.join(SOURCES)}")
-    timings = {name: _timing(name, t) for name, t in body["timings"].items()}
     return Entry(Key(held["op"], held["problem"], held["target"], held["versions"]), winner, timings, source)
 
 
 def _timing(name: str, t: dict[str, Any]) -> Timing:
+    _artefacts(name, t)
+    timing = Timing.__new__(Timing)  # a frozen dataclass's __init__ takes longer than all else here
+    timing.__dict__.update(t)
+    return timing
+
+
+def _artefacts(name: str, t: dict[str, Any]) -> list[str]:
+    """The digests that a timing's JSON values name. EntryError where it is not right; "failed" becomes FAILED."""
     us, config, artefact, why = t["microseconds"], t["config"], t["artefact"], t["quarantined"]
     if us == "failed":
-        us = FAILED
+        us = t["microseconds"] = FAILED
     if t["name"] != name or len(t) != 5 or not (config is None or type(config) is dict):
         raise EntryError(f"not an entry: the timing {name!r} is not whole")
     if not (why is None or type(why) is str):
         raise EntryError(f"not an entry: the timing {name!r} is quarantined for {why!r}")
-    if us is not None and (type(us) not in (int, float) or not us >= 0):  # NaN is neither
+    if us is not None and (type(us) not in NUMBERS or not us >= 0):  # NaN is neither
         raise EntryError(f"not an entry: {name}: {us!r} microseconds")
-    timing = Timing(name, us, config, artefact, why)
-    if artefact is not None and not (type(artefact) is str and all(map(is_digest, timing.artefacts))):
+    if artefact is None:
+        return []
+    found = digests(artefact) if type(artefact) is str else []
+    if not found or not all(map(is_digest, found)):
         raise EntryError(f"not an entry: {name}: the artefact {artefact!r} is not a SHA-256")
-    return timing
+    return found
+
+
+def digests(artefact: str) -> list[str]:
+    """Of a timing's artefact: one, or several joined by "|" and "+"."""
+    return [artefact] if len(artefact) == 64 else re.split(r"[|+]", artefact)
 
 
 DIGEST = re.compile(r"[0-9a-f]{64}")  # SHA-256 in hex; full matches only: it becomes a part of a path

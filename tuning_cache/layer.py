@@ -55,16 +55,18 @@ class Found:
 
 
 class Layer:
-    """say: told of what cannot be read, once or more often."""
+    """say    told of what cannot be read, once or more often
+    notes  whether last use is noted: not in a layer that is only read"""
 
-    def __init__(self, root: Path, say: Callable[[str], None]):
-        self.root, self._say = root, say
+    def __init__(self, root: Path, say: Callable[[str], None], notes: bool = True):
+        self.root, self._say, self._notes = root, say, notes
         self._mutex = threading.Lock()
         self._listed = -1  # time of change of the folder when it was listed
         self._open: dict[str, Segment] = {}
         self._order: dict[str, list[Segment]] = {"entries": [], "objects": []}
         self._folders = {kind: f"{root}/{kind}/" for kind in SUFFIX}
         self._segments = f"{root}/{SEGMENTS}"
+        self.segments("entries")  # opened now, so that the first look-up need not wait for it
 
     def file(self, kind: str, address: str) -> Path:
         """Where its file lies, or would lie."""
@@ -124,7 +126,7 @@ class Layer:
         held: dict[str, Segment] = {}
         for name in names:
             try:
-                held[name] = self._open.get(name) or Segment(f"{self._segments}/{name}")
+                held[name] = self._open.get(name) or Segment(f"{self._segments}/{name}", self._notes)
                 if not name.startswith(held[name].kind + "-"):
                     raise SegmentError(f"it holds {held.pop(name).kind}")
             except FileNotFoundError:  # folded meanwhile

@@ -67,12 +67,12 @@ def name_of(kind: str, number: int, digest: str) -> str:
 
 
 class Segment:
-    """One file, open for reading. SegmentError or OSError if it cannot be one.
+    """One file, open for reading. SegmentError or OSError if it cannot be one. notes: `use` is to be noted.
 
     A record's time of last use (hours since 1970, U32, by row) is kept beside it in NAME.used: advice for pruning, not
     part of what is checked."""
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, notes: bool = False):
         self.path = Path(path)
         self._used = -1
         self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -92,6 +92,9 @@ class Segment:
         except BaseException:
             self.close()
             raise
+        if notes:
+            with contextlib.suppress(OSError):
+                self._used = os.open(f"{self.path}.used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def close(self) -> None:
         for file in (self._file, self._used):
@@ -184,9 +187,9 @@ class Segment:
     # -- last use
     def use(self, record: Record) -> None:
         """Notes that a record is in use now, to the hour; not where that cannot be written."""
+        if self._used < 0:
+            return
         with contextlib.suppress(OSError):
-            if self._used < 0:
-                self._used = os.open(f"{self.path}.used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             hour = int(time.time() // HOUR)
             if int.from_bytes(os.pread(self._used, 4, 4 * record.row), "little") < hour:
                 os.pwrite(self._used, hour.to_bytes(4, "little"), 4 * record.row)

@@ -21,6 +21,8 @@ from flykernels.codeobject import CodeObject, CodeObjectError
 
 from .entry import Entry, EntryError, Key, NewerFormat, Timing, canonical, is_digest
 from .layer import Found, Layer, grouped
+from .merge import merge
+from .remote import Remote
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +45,22 @@ class Store:
     No method raises for a damaged, missing, unreadable or unwritable file: reading skips it, writing keeps the value in
     memory; either is logged once a file and reason.
 
+    remote     asked for what no directory knows, and told what is found out here
     max_bytes  what the first directory may hold: beyond it, what was used longest ago is removed (None: no limit)
     """
 
-    def __init__(self, directories: Sequence[str | os.PathLike] | None = None, max_bytes: int | None = None):
+    def __init__(
+        self, directories: Sequence[str | os.PathLike] | None = None, max_bytes: int | None = None,
+        remote: Remote | None = None,
+    ):  # fmt: skip
         self.directories = [Path(d) for d in directories] if directories is not None else default_directories()
         self._entries: dict[str, Entry] = {}
         self._objects: dict[str, CodeObject] = {}
         self._mutex = threading.RLock()
         self._said: set[str] = set()
         warn = lambda message: self._say(logging.WARNING, message)
-        self.layers = [Layer(d, warn) for d in self.directories]
+        self.layers = [Layer(d, warn, notes=n == 0) for n, d in enumerate(self.directories)]
+        self.remote = remote
         self.max_bytes = max_bytes
         self._unchecked = max_bytes or 0  # bytes written since the size was looked at; at first: look at once
 
@@ -67,12 +74,27 @@ class Store:
     def _read(self, key: Key) -> Entry | None:
         """What the directories say, which this process then remembers."""
         found, place, n = self._find(key)
-        if found is not None and place is not None:
-            if n == 0:  # a layer that is only read stays as it is
-                place.use()
+        if place is not None and n == 0:  # a layer that is only read stays as it is
+            place.use()
+        if self.remote is not None and (found is None or not found.winner):
+            found = self._from_remote(key, found)
+        if found is not None:
             with self._mutex:
                 self._entries[key.digest] = found
         return found
+
+    def _from_remote(self, key: Key, here: Entry | None) -> Entry | None:
+        """What is known here and there; kept here, unless another process is at it."""
+        assert self.remote is not None
+        there = self.remote.entry(key)
+        if there is None:
+            return here
+        both = merge(here, there) if here is not None else there
+        if both != here:
+            with self._lock(key.digest, 0.0, quiet=True) as held:
+                if held:
+                    self._write("entries", key.digest, both.to_json().encode())
+        return both
 
     def _find(self, key: Key, any_compiler: bool = False) -> tuple[Entry | None, Found | None, int]:
         """The first layer's entry that has a winner, else the first there is; where it was, and in which layer."""
@@ -146,6 +168,8 @@ class Store:
             with self._mutex:
                 self._entries[key.digest] = entry
             self._write("entries", key.digest, entry.to_json().encode())
+        if self.remote is not None:
+            self.remote.keep_entry(entry)
         return entry
 
     def _memory(self, key: Key) -> Entry | None:
@@ -193,6 +217,8 @@ class Store:
             self._objects[digest] = code
         if not self.layers[0].has("objects", digest):
             self._write("objects", digest, code.to_bytes())
+        if self.remote is not None:
+            self.remote.keep_object(digest, code.to_bytes())
         return digest
 
     def has(self, digest: str) -> bool:
@@ -217,14 +243,18 @@ class Store:
             if digest in self._objects:
                 return self._objects[digest]
         data, found, n = self._object(digest)
-        if data is None or found is None:
+        if data is None and self.remote is not None and is_digest(digest):
+            data = self.remote.object(digest)
+            if data is not None:
+                self._write("objects", digest, data)
+        if data is None:
             return None
         try:
             code = CodeObject.from_bytes(data)
         except CodeObjectError as e:
-            self._say(logging.WARNING, f"{found}: skipped: {e}")
+            self._say(logging.WARNING, f"{found or digest}: skipped: {e}")
             return None
-        if n == 0:
+        if n == 0 and found is not None:
             found.use()
         with self._mutex:
             self._objects[digest] = code

@@ -144,26 +144,30 @@ def _problem(asked: dict) -> tuple[Any, str]:
     return getattr(importlib.import_module(module), name)(**asked["problem"]), module.rpartition(".")[0]
 
 
+def answered(asked: dict) -> tuple[bytes, bytes]:
+    """(kind, answer) of a question: ("code", a CodeObject's bytes), ("space", JSON) or ("error", type and text)."""
+    try:
+        from flykernels import targets
+
+        problem, package = _problem(asked)
+        part = lambda name: importlib.import_module(f"{package}.{name}")
+        if "config" in asked:
+            return b"code", part("build").build_from_json(problem, asked["config"], asked["target"]).to_bytes()
+        space = part("space").candidates(problem, getattr(targets, asked["target"]), asked["threads"])
+        found = [c.config.key() for c in space.kept], [d.reason for d in space.dropped]
+        return b"space", json.dumps(found).encode()
+    except Exception as e:
+        return b"error", f"{type(e).__name__}: {e}".encode()
+
+
 def serve() -> None:
     """The worker: questions on standard input, answers on standard output, until the input ends."""
-    from flykernels import targets
+    import flykernels.targets  # noqa: F401  # while nobody waits for it
 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not mix with answers
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        try:
-            problem, package = _problem(asked)
-            part = lambda name, package=package: importlib.import_module(f"{package}.{name}")
-            if "config" in asked:
-                code = part("build").build_from_json(problem, asked["config"], asked["target"])
-                kind, answer = b"code", code.to_bytes()
-            else:
-                space = part("space").candidates(problem, getattr(targets, asked["target"]), asked["threads"])
-                found = [c.config.key() for c in space.kept], [d.reason for d in space.dropped]
-                kind, answer = b"space", json.dumps(found).encode()
-        except Exception as e:
-            kind, answer = b"error", f"{type(e).__name__}: {e}".encode()
+        kind, answer = answered(json.loads(line))
         answers.write(b"%s %d\n" % (kind, len(answer)) + answer)
         answers.flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -16,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flykernels.codeobject import Argument, CodeObject, CodeObjectError, Extent
-from tuning_cache import FAILED, Entry, EntryError, Key, NewerFormat, Store, Timing
+from tuning_cache import FAILED, Entry, EntryError, Key, NewerFormat, Store, Timing, export
+from tuning_cache.entry import check_line, sealed
 
 VERSIONS = {"plugin": "1", "templates": "abc", "mlir": "flydsl 0.5.0"}
 
@@ -246,3 +248,85 @@ def test_a_dead_owner_does_not_keep_the_lock_and_a_live_one_is_waited_for_only_s
     owner.join()
     with Store([tmp_path]).lock(key(), seconds=30) as held:
         assert held
+
+
+# -- entries as lines of a segment
+
+
+def test_line_round_trip():
+    before = replace(entry(key()), winner="flykernels mr=6")
+    line = before.to_line()
+    assert line.count(b"\n") == 1 and sealed(line) is not None
+    after = Entry.from_json(line)
+    assert after.best() == before.best() and after == before and before == after
+    assert Entry.from_json(line) == before and dict(after.timings) == before.timings
+    assert Entry.from_json(line).timings["aten mm"].microseconds == 20.0 and "none" not in Entry.from_json(line).timings
+    assert check_line(line) == (key().digest, key(), ["f" * 64])
+    assert replace(after, winner=None).with_timing(Timing("x", 1.0)).to_json()  # as any other entry
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.data())
+def test_no_changed_byte_of_a_line_is_taken(data):
+    line = entry(key()).to_line()
+    at = data.draw(st.integers(0, len(line) - 2))
+    new = data.draw(st.integers(0, 255).filter(lambda b: b != line[at]))
+    changed = line[:at] + bytes([new]) + line[at + 1 :]
+    for read in (Entry.from_json, check_line):
+        with pytest.raises((EntryError, UnicodeDecodeError)):
+            read(changed)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        {"x": {"y": 1}, "source": "measured", "timings": {}, "winner": None},
+        {"x": {}, "source": '},"source":"measured","timings":{},"winner":null'},
+        {"versions": {"mlir": "1"}, "n": '"versions":{"a":1}'},
+    ],
+)
+def test_keys_that_look_like_the_rest_of_an_entry(problem):
+    hard = replace(key(), problem=problem)
+    before = replace(entry(hard), winner='a ","winner":"b')
+    for text in (before.to_line(), before.to_json()):
+        after = Entry.from_json(text)
+        assert after == before and after.key == hard and after.winner == before.winner
+    assert check_line(before.to_line())[0] == hard.digest
+
+
+def test_a_name_within_a_configuration_is_no_timing():
+    tricky = {"aten mm": vars(Timing("aten mm", 1.0))}
+    before = Entry(key()).with_timing(Timing("a", 1.0, tricky)).with_timing(Timing("aten mm", 9.0))
+    assert Entry.from_json(before.to_line()).timings["a"].config == tricky
+    assert Entry.from_json(before.to_line()).timings["aten mm"].microseconds == 9.0
+
+
+def test_sealed_timings_that_are_not_right_hold_nothing(tmp_path):
+    line = entry(key()).to_line().replace(b"20.0", b'"x"')
+    body = line[len(b'{"entry":') : line.index(b',"format":')]
+    forged = b'{"entry":' + body + b',"format":1,"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
+    with pytest.raises(EntryError, match="microseconds"):
+        check_line(forged)
+    assert len(Entry.from_json(forged).timings) == 0
+
+
+def test_a_full_disk_while_importing_writes_nothing(tmp_path):
+    """RLIMIT_FSIZE again: the segment does not fit."""
+    source = Store([tmp_path / "source"])
+    digest = source.add(code(bytes(100_000)))
+    source.update(key(), lambda e: e.with_timing(Timing("x", 1.0, {}, digest)))
+    export(source, tmp_path / "b.tar")
+    program = f"""
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from tuning_cache import *
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    import_(Store([{str(tmp_path / "full")!r}]), __import__("pathlib").Path({str(tmp_path / "b.tar")!r}))
+except BundleError as e:
+    print(e)
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True)
+    assert "cannot be written: File too large" in done.stdout
+    assert not [p for p in (tmp_path / "full").rglob("*") if p.is_file() and p.suffix != ".lock"]

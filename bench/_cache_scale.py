@@ -1,0 +1,103 @@
+"""`bench cache --part million`: so many entries and some code objects, exported, imported, looked up.
+
+What is timed runs in processes of its own (`python -m bench._cache_scale WHAT ...`, one line of JSON), so that memory
+is theirs alone, and a look-up can be the first that a process does."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tuning_cache import Store, Timing, export, import_, segment
+
+from ._cache_keys import CANDIDATE, candidate, entry, key, lines
+from .common import Report
+
+ROOT = Path(__file__).parents[1]
+IMPORT_SECONDS, LOOKUP_US, MEMORY_MIB = 60.0, 100.0, 1024
+OBJECTS = 1000  # code objects of as many further entries, of 24 KiB each
+LOOKUPS, COLD = 2000, 21
+
+
+def child(*what: object) -> dict:
+    command = [sys.executable, "-m", "bench._cache_scale", *map(str, what)]
+    return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+
+
+def million(report: Report, entries: int, bundle: Path | None = None) -> None:
+    """Bars of the full million, in proportion for fewer. bundle: where the bundle is, or is left for the next time."""
+    with tempfile.TemporaryDirectory(prefix="flykernels-bench-") as name:
+        folder = Path(name)
+        made = bundle or folder / "b.tar"
+        exported: dict = {"seconds": "-"}
+        if not made.exists():
+            _fill(folder / "source", entries)
+            exported = child("export", folder / "source", made)
+        imported = child("import", made, folder / "target")
+        found = child("lookup", folder / "target", entries, 0)
+        cold = [child("lookup", folder / "target", entries, n, 1) for n in range(1, COLD + 1)]
+        first = statistics.median(c["first_us"] for c in cold)
+        report.row(
+            entries=entries, code_objects=imported["objects"], bundle_mib=round(made.stat().st_size / 2**20),
+            export_s=exported["seconds"], import_s=imported["seconds"], import_mib=imported["peak_mib"],
+            lookup_us=found["median_us"], first_lookup_us=first, lookup_mib=found["peak_mib"],
+        )  # fmt: skip
+    report.bar(f"import of {entries} entries", imported["seconds"], at_most=IMPORT_SECONDS * entries / 10**6, unit="s")
+    report.bar("entries that came in", imported["added"], at_least=entries + OBJECTS)
+    report.bar("look-up of an entry that its process has not read, median", found["median_us"], at_most=LOOKUP_US)
+    report.bar("look-up that is the first of its process, median", first, at_most=LOOKUP_US)
+    report.bar("peak memory of importing", imported["peak_mib"], at_most=MEMORY_MIB, unit="MiB")
+    report.bar("peak memory of looking up", found["peak_mib"], at_most=MEMORY_MIB, unit="MiB")
+
+
+def _fill(folder: Path, entries: int) -> None:
+    """A cache with segments of so many entries, and files of some with code objects."""
+    store = Store([folder])
+    folder.mkdir(parents=True)
+    store.layers[0].publish("entries", segment.write(folder, "entries", lines(entries)))
+    for n in range(entries, entries + OBJECTS):
+        artefact = store.add(candidate(n))
+        timing = Timing(CANDIDATE, 10.0, {"tile": [256, 256, 64], "waves": [2, 4]}, artefact)
+        made = entry(n).with_timing(timing)
+        store.layers[0].write("entries", made.key.digest, made.to_json().encode())
+
+
+def peak() -> int:
+    """MiB of this process or of the largest that it started."""
+    return max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) // 1024
+
+
+def main(what: str, *rest: str) -> None:
+    start = time.perf_counter()
+    if what == "export":
+        export(Store([rest[0]]), Path(rest[1]))
+        found: dict = {}
+    elif what == "import":
+        done = import_(Store([rest[1]]), Path(rest[0]))
+        found = {"added": done.added, "kept": done.kept, "objects": done.objects}
+    else:
+        found = _lookups(Path(rest[0]), int(rest[1]), int(rest[2]), int(rest[3]) if len(rest) > 3 else LOOKUPS)
+    seconds = round(time.perf_counter() - start, 2)
+    print(json.dumps({**found, "seconds": seconds, "peak_mib": peak()}))
+
+
+def _lookups(folder: Path, entries: int, seed: int, count: int) -> dict:
+    store, waits = Store([folder]), []
+    for n in random.Random(seed).sample(range(entries), min(count, entries)):
+        asked = key(n)
+        start = time.perf_counter()
+        found = store.lookup(asked)
+        waits.append((time.perf_counter() - start) * 1e6)
+        assert found is not None and found.winner == CANDIDATE
+    return {"first_us": round(waits[0], 1), "median_us": round(statistics.median(waits), 1)}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
