@@ -121,7 +121,9 @@ class Board:
         """visit(rank, entry) for all candidates, after sorting them: runs of a wave's length by counting, then two
         neighbouring runs become one, again and again. The board has room for them twice, and a wave's length more."""
         k, count, thread, length = self.k, self.count, self.k.thread.to(u32), self.k.target.lanes
-        outputs = next(n for n in (1, 2, 4, MOST_MERGED) if n == MOST_MERGED or self.capacity // 2 <= n * k.workgroup_size)
+        outputs = next(
+            n for n in (1, 2, 4, MOST_MERGED) if n == MOST_MERGED or self.capacity // 2 <= n * k.workgroup_size
+        )
         half = number(self.capacity // 2 // PAIR * PAIR)
         each = lambda visit: k.loop(k.thread, count, k.workgroup_size)(lambda i: visit(i.to(u32)))
 
