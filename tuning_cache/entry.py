@@ -20,7 +20,7 @@ from typing import Any
 try:  # three times as fast, where it is installed: flykernels[fast]
     from orjson import loads
 except ImportError:
-    from json import loads
+    from json import loads  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
