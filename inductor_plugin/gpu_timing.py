@@ -110,8 +110,7 @@ def graph_of(calls: Sequence[Callable[[], Any]]) -> Any:
     with _side_stream():
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            kept = [(call, call()) for call in calls]
-            setattr(graph, "kept", kept)  # noqa: B010: what a graph reads and writes lives as long
+            graph.kept = [(call, call()) for call in calls]  # type: ignore[attr-defined]  # lives as long as the graph
         finally:
             graph.capture_end()
     return graph

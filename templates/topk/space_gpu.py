@@ -67,8 +67,8 @@ def parts_of(p: TopKProblem, target, chunk: int) -> int:
 
 def _block(p: TopKProblem, target):
     """A row that a small workgroup holds whole: nothing to walk or merge. Else, of many rows: small
-    workgroups, so that some compute while others wait. Fewer: all a compute unit's threads at one or two rows. Few: one large
-    workgroup if it holds a row, or rows in parts of about a chunk."""
+    workgroups, so that some compute while others wait. Fewer: all a compute unit's threads at one or two rows. Few: one
+    large workgroup if it holds a row, or rows in parts of about a chunk."""
     most_k, units = SHORT_K if p.k <= SHORT_K else MIDDLE_K, target.limits.compute_units
     most, elements = target.limits.max_workgroup, LOADS * (WIDEST // p.element.bytes)
     few, held = 2 * p.rows <= units, HELD // f32.bytes
