@@ -72,6 +72,20 @@ def test_what_wins_in_one_state_must_not_lose_in_the_other(contest, cold, hot, w
     assert (min(settled, key=settled.get) is ours[2]) == wins
 
 
+def test_what_inductor_s_kernel_takes_in_counts_for_it(contest):
+    timings, true, ours, aten, key = contest
+    template = next(c for c in timings if isinstance(c, Template))
+    true |= {ours[2].spec.name: 0.010, choices.label(template): 0.0115, "aten mm": 0.011}
+    settled = runoff.settle(dict(timings))
+    assert min(settled, key=settled.get) is ours[2]
+    for made in ours:
+        made.followed = True
+    settled = runoff.settle(dict(timings))
+    assert min(settled, key=settled.get) is template
+    assert settled[aten] == pytest.approx(0.011 + runoff.PASS_MS)
+    assert settings.store().lookup(key).timings["aten mm"].microseconds == pytest.approx(11.0)
+
+
 def test_times_of_the_last_round_replace_those_of_ours_in_the_cache(contest):
     timings, true, ours, _, key = contest
     for made in ours:
