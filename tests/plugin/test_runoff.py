@@ -226,3 +226,26 @@ def test_candidates_of_inductor_s_run_on_tensors_of_their_own():
         hooks.remove(look)
     first, second = seen["results"]
     assert first.shape == second.shape == (20, 48) and first.data_ptr() != second.data_ptr()
+
+
+def test_whether_something_follows_that_inductor_would_take_in():
+    from tests.plugin.conftest import compile_with
+
+    seen = []
+
+    def look(given):
+        seen.append(private.pointwise_follows())
+        return given
+
+    hooks = private.load().names.get_algorithm_selector_cache().preprocessing_fns
+    hooks.insert(0, look)
+    a, b, c = torch.randn(20, 32), torch.randn(32, 48), torch.randn(48, 16)
+    try:
+        for function in (lambda a, b, c: a @ b, lambda a, b, c: torch.relu(a @ b), lambda a, b, c: (a @ b) @ c):
+            torch._dynamo.reset()
+            compile_with(function)(a, b, c)
+        torch._dynamo.reset()
+        compile_with(lambda a, b, c: (a @ b).view(4, 5, 48) * 2)(a, b, c)
+    finally:
+        hooks.remove(look)
+    assert seen == [False, True, False, False, True]
