@@ -55,6 +55,9 @@ class Pair:
         """The geometric mean: both count alike."""
         return (self.cold * self.hot) ** 0.5
 
+    def plus(self, milliseconds: float) -> Pair:
+        return Pair(self.cold + milliseconds, self.hot + milliseconds)
+
 
 def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int) -> list[Pair]:
     """The time of a call of each candidate, when one call follows the other in a graph; the candidates take turns. Of
