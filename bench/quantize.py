@@ -183,7 +183,8 @@ def on_gpu(options) -> int:
         for config in configurations(p, options.sweep):
             code = built(p, config, sm90a)
             launch, addresses = Launcher(code), [x.data_ptr(), *(out[name].data_ptr() for name in outputs(p)), m, n]
-            name = f"{config.waves} held {config.held} beside {config.beside} strip {config.strip}{' ahead' * config.ahead}"
+            c, more = config, f"strip {config.strip}{' ahead' if config.ahead else ''}"
+            name = f"{c.waves} held {c.held} beside {c.beside} group {c.group} {more}"
             registers[name] = f"{code.registers}" + (f", {code.spills} spilled" if code.spills else "")
             for t in out.values():
                 t.fill_(0xA5)
