@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil, inf
+from typing import Any
 
 from ..dtypes import DType, i32, i64
 from ..layout import IDENTITY, Layout, Mode, Swizzle, ThreadValues
@@ -45,7 +46,7 @@ class _Stages:
         self.dtype: DType = source.dtype
         length, self.depth = source.shape[along], tile[along]
         self.run_time = isinstance(length, Value)
-        self.tiles: float = inf if self.run_time else ceil(length / self.depth)  # past the last one there are zeros
+        self.tiles: Any = inf if self.run_time else ceil(length / self.depth)  # past the last one there are zeros
         self.count = (length + (self.depth - 1)) // self.depth if self.run_time else self.tiles
         whole = self.depth if self.run_time else length - (self.tiles - 1) * self.depth
         self.last, self.last_multiple = last or (whole, whole)  # elements of K in the last tile
