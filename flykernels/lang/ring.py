@@ -34,8 +34,8 @@ class _Stages:
     last    (i32 Value, int): elements of K in the last tile where only the run knows (0: none, up to all), and what
             they are a multiple of; default: as many as the source's size leaves
 
-    The source's K may be an i32 Value. Then `tile_count` is the number of tiles, and any tile may be asked for: past K's end
-    it is zeros."""
+    The source's K may be an i32 Value. Then `tile_count` is the number of tiles, and any tile may be asked for: past
+    K's end it is zeros."""
 
     word: int  # bytes that the hardware's range check takes together
 
