@@ -109,7 +109,7 @@ def graph_of(calls: Sequence[Callable[[], Any]]) -> Any:
     """A captured graph of the calls, in order. Whatever other threads do meanwhile is not in the way."""
     import torch
 
-    graph = torch.cuda.CUDAGraph()
+    graph: Any = torch.cuda.CUDAGraph()
     with _side_stream():
         graph.capture_begin(capture_error_mode="thread_local")
         try:
