@@ -46,7 +46,8 @@ def million(report: Report, entries: int, bundle: Path | None = None) -> None:
         first = statistics.median(c["first_us"] for c in cold)
         report.row(
             entries=entries, code_objects=imported["objects"], bundle_mib=round(made.stat().st_size / 2**20),
-            export_s=exported["seconds"], import_s=imported["seconds"], import_cpu_s=imported["cpu_s"], import_mib=imported["peak_mib"],
+            export_s=exported["seconds"], import_s=imported["seconds"], import_cpu_s=imported["cpu_s"],
+            import_mib=imported["peak_mib"],
             lookup_us=found["median_us"], first_lookup_us=first, lookup_mib=found["peak_mib"],
         )  # fmt: skip
     report.bar(f"import of {entries} entries", imported["seconds"], at_most=IMPORT_SECONDS * entries / 10**6, unit="s")
