@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,6 +29,7 @@ def _filled(folder: Path) -> tuple[Store, Entry]:
 
 
 def flips(report: Report) -> None:
+    logging.getLogger("tuning_cache").setLevel(logging.ERROR)  # thousands of files are skipped, each with a warning
     with tempfile.TemporaryDirectory(prefix="flykernels-bench-") as name:
         folder = Path(name)
         store, entry = _filled(folder / "files")

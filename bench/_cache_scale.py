@@ -46,7 +46,8 @@ def million(report: Report, entries: int, bundle: Path | None = None) -> None:
         first = statistics.median(c["first_us"] for c in cold)
         report.row(
             entries=entries, code_objects=imported["objects"], bundle_mib=round(made.stat().st_size / 2**20),
-            export_s=exported["seconds"], import_s=imported["seconds"], import_mib=imported["peak_mib"],
+            export_s=exported["seconds"], import_s=imported["seconds"], import_cpu_s=imported["cpu_s"],
+            import_mib=imported["peak_mib"],
             lookup_us=found["median_us"], first_lookup_us=first, lookup_mib=found["peak_mib"],
         )  # fmt: skip
     report.bar(f"import of {entries} entries", imported["seconds"], at_most=IMPORT_SECONDS * entries / 10**6, unit="s")
@@ -85,7 +86,9 @@ def main(what: str, *rest: str) -> None:
     else:
         found = _lookups(Path(rest[0]), int(rest[1]), int(rest[2]), int(rest[3]) if len(rest) > 3 else LOOKUPS)
     seconds = round(time.perf_counter() - start, 2)
-    print(json.dumps({**found, "seconds": seconds, "peak_mib": peak()}))
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = round(sum(r.ru_utime + r.ru_stime for r in used), 1)
+    print(json.dumps({**found, "seconds": seconds, "cpu_s": cpu, "peak_mib": peak()}))
 
 
 def _lookups(folder: Path, entries: int, seed: int, count: int) -> dict:

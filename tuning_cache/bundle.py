@@ -92,7 +92,7 @@ def export(
             as_it_is = shaped is entry and found.content.startswith(HEAD)
             line = found.content if as_it_is else shaped.to_line()
             try:
-                _, key, artefacts = check_line(line)
+                _, key, artefacts, _ = check_line(line)
             except EntryError as e:  # its timings are not right: somebody wrote it so
                 log.warning("%s: left out: %s", found, e)
                 continue

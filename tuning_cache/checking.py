@@ -73,21 +73,23 @@ def _entries(part: Segment, asked: Question) -> Answer:
     objects = [Segment(path) for path in asked.objects]
     named = [bytearray(o.count) for o in objects]
     answer, let_in = Answer(), bytearray()
-    targets: dict[str, dict] = {}  # by repr, which is quick
-    versions: dict[str, dict] = {}
+    targets: dict[str, None] = {}
+    versions: dict[str, None] = {}
+    reasons: dict[str, str | None] = {}  # by target and versions
     for address, record, content in part.records(asked.first, asked.end):
         name = f"entry {address.hex()[:12]}"
         if record.size > asked.limits.entry:
             raise BundleError(f"{name} has {record.size} bytes; at most {asked.limits.entry} are taken")
         try:
-            found, key, artefacts = check_line(content)
+            found, key, artefacts, about = check_line(content)
         except (UnicodeDecodeError, EntryError) as e:
             raise BundleError(f"{name}: {e}") from None
         if found != address.hex():
             raise BundleError(f"{name} is the entry of another key, {found}")
-        targets[repr(key.target)] = key.target
-        versions[repr(key.versions)] = key.versions
-        reason = asked.accept.why_not(key)
+        if about not in reasons:
+            reasons[about] = asked.accept.why_not(key)
+            targets[canonical(key.target)] = versions[canonical(key.versions)] = None
+        reason = reasons[about]
         if reason and not asked.leave_out:
             raise BundleError(f"{name} ({key.op}): {reason}")
         answer.left_out += reason is not None
@@ -95,8 +97,7 @@ def _entries(part: Segment, asked: Question) -> Answer:
         for artefact in artefacts:
             answer.missing += not _mark(objects, named, artefact, NAMED if reason else NAMED | WANTED)
     answer.let_in, answer.named = bytes(let_in), [bytes(marks) for marks in named]
-    answer.targets = sorted({canonical(x) for x in targets.values()})
-    answer.versions = sorted({canonical(x) for x in versions.values()})
+    answer.targets, answer.versions = sorted(targets), sorted(versions)
     return answer
 
 

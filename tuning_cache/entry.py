@@ -173,18 +173,20 @@ def sealed(line: bytes) -> bytes | None:
     return None
 
 
-def check_line(line: bytes) -> tuple[str, Key, list[str]]:
-    """(address, key, code objects' digests) of a line of `to_line` of which everything is read and found right: for
-    imports, where a million are. NewerFormat or EntryError, as `Entry.from_json`."""
+def check_line(line: bytes) -> tuple[str, Key, list[str], str]:
+    """(address, key, code objects' digests, a text that is the same where target and versions are) of a line of
+    `to_line` of which everything is read and found right: for imports, where a million are. NewerFormat or EntryError,
+    as `Entry.from_json`."""
     try:
         cut = _cut(line)
         if cut is None:
             entry = _entry(_body(line))
-            return entry.key.digest, entry.key, [digest for t in entry.timings.values() for digest in t.artefacts]
+            found = [digest for t in entry.timings.values() for digest in t.artefacts]
+            return entry.key.digest, entry.key, found, canonical([entry.key.target, entry.key.versions])
         named, winner, source, timings = cut
-        key = _checked(json.loads(named), json.loads(winner), source, {}).key
+        key = _checked(loads(named), loads(winner), source, {}).key
         artefacts = [digest for name, t in loads(timings).items() for digest in _artefacts(name, t)]
-        return _address(named, key), key, artefacts
+        return _address(named, key), key, artefacts, named[named.find('"target":') :]
     except EntryError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
@@ -270,7 +272,7 @@ def _of_line(line: bytes) -> Entry | None:
         return None
     key, winner, source, timings = cut
     try:
-        return _checked(json.loads(key), json.loads(winner), source, Later(timings))
+        return _checked(loads(key), loads(winner), source, Later(timings))
     except ValueError as e:
         if isinstance(e, EntryError):
             raise
