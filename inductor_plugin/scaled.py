@@ -263,7 +263,7 @@ def first_version(a, b, scale_a, scale_b, bias=None, scale_result=None, out_dtyp
 def second_version(
     a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias=None, out_dtype=None, *_, **__
 ) -> tuple | None:
-    """As F.scaled_mm passes them on (torch 2.10 to 2.15): lists of scales, of ScalingType's and SwizzleType's numbers.
+    """As F.scaled_mm passes them on (torch 2.13): lists of scales, of ScalingType's and SwizzleType's numbers.
 
     Only one E8M0 scale for 32 numbers, not swizzled, is answered here: of recipes of several scales, swizzled ones and
     all others torch's own function says what fits."""

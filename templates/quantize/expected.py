@@ -1,8 +1,8 @@
 """What MX quantisation should cost on normally distributed numbers, by integration instead of by trying.
 
 The measure is the QSNR, -10 log10(E |Q(x) - x|^2 / E |x|^2), with which Rouhani et al. compare block formats on normal
-data ("With Shared Microexponents, A Little Shifting Goes a Long Way", ISCA 2023, section 3; the figures in their
-"Microscaling Data Formats for Deep Learning", 2023, are of whole networks). A block's scale depends on its largest
+data ("With Shared Microexponents, A Little Shifting Goes a Long Way", ISCA 2023; the figures in their "Microscaling
+Data Formats for Deep Learning", 2023, are of whole networks). A block's scale depends on its largest
 magnitude alone; below, everything is summed over the binade that lies in: of 32 numbers all are below t with
 probability F(t)^32, so E[f(x), largest in (s, t)] = G(t) F(t)^31 - G(s) F(s)^31 with G(t) = E[f(x), |x| < t].
 """
