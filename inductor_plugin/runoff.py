@@ -17,7 +17,7 @@ from .gpu_timing import Pair
 
 log = logging.getLogger(__name__)
 names = private.load().names
-PASS_MS = 0.002  # at least, of a kernel of its own for what a template's kernel takes in (measured on H200, in graphs)
+PASS_MS = 0.002  # at least, of a kernel of its own for what a template takes in: an estimate for an H200, in graphs
 LOSS_MOST = 0.02  # of INERTIA in one state, where the other makes up for it: the others are never faster
 OURS, TEMPLATES = 8, 2  # that take part; of ATen's all do
 
