@@ -39,15 +39,16 @@ def alone(run: Callable[[], Any]) -> float:
     return taken(max(FEWEST, min(MOST, int(BUDGET_MS / max(taken(WARM), 1e-3)))))
 
 
-def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int) -> list[float]:
+def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int, fewest: int = 2) -> list[float]:
     """The median time of a call of each candidate, in ms, when one call follows the other.
 
     makers  makers[i](n): n calls of candidate i, each on tensors of its own, so that L2 does not hold what comes next
-    size    bytes of one call's tensors"""
+    size    bytes of one call's tensors
+    fewest  calls"""
     import torch
 
     flush = _flush()
-    copies = max(2, min(COPIES_MOST, -(-FLUSHED // max(1, size))))
+    copies = max(fewest, min(COPIES_MOST, -(-FLUSHED // max(1, size))))
     found: list[list[float]] = [[] for _ in makers]
     for _ in range(ROUNDS):
         for kept, make in zip(found, makers):

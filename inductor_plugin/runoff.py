@@ -72,7 +72,8 @@ def _measured(timings: dict, finalists: list[Any]) -> dict:
                 continue
             makers.append(make)
             kept.append(choice)
-        times = gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes)
+        fewest = max(2, measure.variants(finalists[-1].spec))
+        times = gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes, fewest)
     found = {c: t * (1 + measure.INERTIA) if isinstance(c, Choice) else t for c, t in zip(kept, times)}
     slowest = max(found.values())
     settled = {c: found.get(c, max(t, slowest)) for c, t in timings.items()}
