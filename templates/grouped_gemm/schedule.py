@@ -78,7 +78,9 @@ class Schedule:
         self.columns = -(-p.n // tile[1])
         self.chunks = -(-p.groups // k.target.lanes)
         room = self.chunks * k.target.lanes
-        self.bounds = self.starts = self.ranked = None
+        self.bounds: Any = None
+        self.starts: Any = None
+        self.ranked: Any = None
         if offs is None:
             self.rows = up(tokens, tile[0])
             self.tiles = self.rows * (self.columns * p.groups)
