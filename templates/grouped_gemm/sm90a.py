@@ -327,13 +327,25 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
                 barriers.named_barrier(CLEARED, cfg.multipliers)
 
         def others():
-            full.wait(at.stage, at.parity)
-            if tile.before is not None:
-                cleared(at.stage, tile.before, None)
-            return upto(tile.steps - 1, product(nothing, at.stage), at)
+            """Each K tile is done before the next is begun: with sums under way through two branches, some versions of
+            ptxas wait by themselves, and say so (C7517)."""
+
+            @k.loop(0, tile.steps - 1, carry=(nothing, at.carried))
+            def done(step, carried):
+                sums, now = carried
+                at = barriers.Position.of(now, cfg.stages)
+                full.wait(at.stage, at.parity)
+                if tile.before is not None:
+                    cleared(at.stage, select(step.equals(0), tile.before, 0), None)
+                sums = product(sums, at.stage)
+                wgmma.wait(0)
+                release(at.stage)
+                return sums, at.next().carried
+
+            return done
 
         several = tile.steps > 1
-        sums, now = k.choose(several, others, (nothing, at.carried))
+        sums, now = others()
         last = barriers.Position.of(now, cfg.stages)
         full.wait(last.stage, last.parity)
         before = None if tile.before is None else select(several, 0, tile.before)
