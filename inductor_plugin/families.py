@@ -3,7 +3,8 @@
 Such a module has OP (ATen's name), PROBLEM (the class of its problems), TEMPLATE (the folder of its kernels) and
 RUN_TIME_SIZE (what a cache key calls the size that only the run knows), and the functions
     request_from(ATen's candidate) -> Request        build(problem, config, target name) -> CodeObject
-    sane(problem, tensors) -> tensors                products(problem, tensors, out) -> (Spec, operands, out) ...
+    sane(problem, tensors, variant) -> tensors       products(problem, tensors, out) -> (Spec, operands, out) ...
+    variants(problem) -> how many kinds of inputs are measured
     aten(problem) -> callable                        bind(code object, Spec) -> callable
 """
 

@@ -59,26 +59,29 @@ class Pair:
         return Pair(self.cold + milliseconds, self.hot + milliseconds)
 
 
-def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int) -> list[Pair]:
+def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int, variants: int = 1) -> list[Pair]:
     """The time of a call of each candidate, when one call follows the other in a graph; the candidates take turns. Of
     ROUNDS the lower quartile: what disturbs a measurement makes it longer.
 
-    makers  makers[i](n): n calls of candidate i, each on tensors of its own, so that L2 does not hold what comes next.
-            They may keep to the stream on which they were made
-    size    bytes of one call's tensors"""
+    makers    makers[i](n): n calls of candidate i, each on tensors of its own, so that L2 does not hold what comes next.
+              They may keep to the stream on which they were made
+    size      bytes of one call's tensors
+    variants  so many calls in a row differ in more than their tensors; all count alike"""
     with _side_stream():
-        return _in_turns(makers, size)
+        return _in_turns(makers, size, variants)
 
 
-def _in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int) -> list[Pair]:
+def _in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int, variants: int) -> list[Pair]:
     copies = max(2, min(COPIES_MOST, -(-FLUSHED // max(1, size))))
+    copies = -(-copies // variants) * variants
     graphs = []
     for make in makers:
         calls = make(copies)
         calls[0]()
         cold = graph_of(calls)
         again = max(CALLS_LEAST, min(CALLS_MOST, int(SAMPLE_MS / max(_replayed(cold) / copies, 1e-3))))
-        graphs += [(cold, copies), (graph_of([calls[0]] * again), again)]
+        again = -(-again // variants)
+        graphs += [(cold, copies), (graph_of(calls[:variants] * again), variants * again)]
     found: list[list[float]] = [[] for _ in graphs]
     for _ in range(ROUNDS):
         for kept, (graph, count) in zip(found, graphs):

@@ -22,7 +22,14 @@ log = logging.getLogger(__name__)
 OP, TEMPLATE, RUN_TIME_SIZE = "_grouped_mm", "grouped_gemm", "tokens"
 PROBLEM = GroupedGemmProblem
 FORMS = {(2, 3): "m", (3, 2): "n", (2, 2): "k", (3, 3): "batch"}  # by how many axes A and B have
-SHARES = (2, 0, 5)  # of the tokens that groups get in turn while candidates are measured
+# Of the tokens, group g of G, while candidates are measured: all alike; the i-th largest 1 / i, in a mixed-up order; a
+# third of them none.
+SHARES: tuple[Callable[[int, int], float], ...] = (
+    lambda g, groups: 1.0,
+    lambda g, groups: 1 / (1 + g * MIX % groups),
+    lambda g, groups: float(g % 3 != 1 or groups == 1),
+)
+MIX = 61  # a prime
 KEPT_MOST = 1024  # sizes and strides whose arguments are kept
 TILE_MOST, SPAN_MOST = 256, 0xFFFFF000  # rows of a tile; bytes that it may span where a buffer descriptor addresses it
 
@@ -80,17 +87,24 @@ def build(problem: GroupedGemmProblem, config: dict, target: str) -> Any:
 
 
 # -- measuring
-def sane(p: GroupedGemmProblem, inputs: Sequence[Any]) -> list[Any]:
+def variants(p: GroupedGemmProblem) -> int:
+    """How many kinds of inputs a measurement is the mean of: tuning does not know how rows will be shared out, and what
+    is fastest where all groups are alike is often not where they differ."""
+    return len(SHARES) if p.form == "m" else 1
+
+
+def sane(p: GroupedGemmProblem, inputs: Sequence[Any], variant: int = 0) -> list[Any]:
     """`inputs` with offs that groups may have: what a benchmark made may hold any numbers.
 
-    Rows are shared out as routers do it, unevenly, with groups that get none (SHARES, in turn); elsewhere evenly, since
-    ATen's kernels ask for more there: each group some, beginning at a multiple of 16 bytes."""
+    variant: which of SHARES. Evenly in other forms than "m", since ATen's kernels ask for more there: each group some,
+    beginning at a multiple of 16 bytes."""
     import torch
 
     tokens = tokens_of(p.form, *inputs[:2])
     step = 16 // p.input_type.bytes
-    shares = list(accumulate(SHARES[g % len(SHARES)] if p.form == "m" else 1 for g in range(p.groups)))
-    ends = [min(tokens, round(share / shares[-1] * tokens / step) * step) for share in shares[:-1]]
+    share = SHARES[variant % len(SHARES) if p.form == "m" else 0]
+    shares = list(accumulate(share(g, p.groups) for g in range(p.groups)))
+    ends = [min(tokens, round(upto / shares[-1] * tokens / step) * step) for upto in shares[:-1]]
     made = lambda x: torch.tensor([*ends, tokens], dtype=x.dtype, device=x.device)
     return [made(x) if x.dtype == torch.int32 and x.dim() == 1 else x for x in inputs]
 

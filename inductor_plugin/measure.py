@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -82,9 +83,14 @@ def _compare(spec: kernels.Spec, operands: list[Any], out: Any, start: int) -> N
         )
 
 
-def sane(spec: kernels.Spec, tensors: Any) -> Any:
-    """Inputs of a benchmark with numbers that the operation takes."""
-    return OWN[spec.op].sane(spec.problem, tensors) if spec.op in OWN else tensors
+def sane(spec: kernels.Spec, tensors: Any, variant: int = 0) -> Any:
+    """Inputs of a benchmark with numbers that the operation takes; variant: of which kind."""
+    return OWN[spec.op].sane(spec.problem, tensors, variant) if spec.op in OWN else tensors
+
+
+def variants(spec: kernels.Spec) -> int:
+    """How many kinds of inputs a measurement is the mean of."""
+    return OWN[spec.op].variants(spec.problem) if spec.op in OWN else 1
 
 
 class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
@@ -111,8 +117,8 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
     def calls(self, count: int) -> list[Any]:
         """Functions without arguments that run the candidate, each on tensors made for it."""
         kernel = kernels.callable_for(self.spec)
-        made = lambda: sane(self.spec, [m.to_tensor() for m in self.input_tensor_meta])
-        return [functools.partial(kernel, *made(), out=self.output_tensor_meta.to_tensor()) for _ in range(count)]
+        made = lambda i: sane(self.spec, [m.to_tensor() for m in self.input_tensor_meta], i)
+        return [functools.partial(kernel, *made(i), out=self.output_tensor_meta.to_tensor()) for i in range(count)]
 
     @property
     def bytes(self) -> int:
@@ -139,15 +145,17 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             code = kernels.code_for(self.spec)
             artefact = settings.store().add(code)
             kernel = kernels.callable_for(self.spec)
-            out.fill_(math.nan)
-            tensors = tuple(sane(self.spec, tensors))
-            kernel(*tensors, out=out)
-            own = OWN.get(self.spec.op)
-            parts = own.products(self.spec.problem, tensors, out) if own else [(self.spec, list(tensors), out)]
-            for dense, operands, result in parts:
-                check(dense, operands, result)
+            own, times = OWN.get(self.spec.op), []
+            for variant in range(variants(self.spec)):
+                given = tuple(sane(self.spec, tensors, variant))
+                out.fill_(math.nan)
+                kernel(*given, out=out)
+                parts = own.products(self.spec.problem, given, out) if own else [(self.spec, list(given), out)]
+                for dense, operands, result in parts:
+                    check(dense, operands, result)
+                times.append(self.do_bench(lambda given=given: kernel(*given, out=out), *given, out=out))
             counters["benchmarks"] += 1
-            milliseconds = self.do_bench(lambda: kernel(*tensors, out=out), *tensors, out=out)
+            milliseconds = statistics.mean(times)
             return Timing(self.spec.name, round(milliseconds * 1e3, 3), self.spec.config, artefact)
         except Exception as e:
             if private.out_of_memory(e):

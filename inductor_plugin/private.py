@@ -336,18 +336,18 @@ def on_device(device: Any) -> Any:
 def calls(choice: Any, sane: Any, count: int) -> list:
     """Functions without arguments that run a candidate of Inductor's own, each on tensors made for it.
 
-    sane: input tensors of any numbers -> such that the operation takes"""
+    sane: (input tensors of any numbers, which call) -> such that the operation takes"""
     names = load().names
     if not isinstance(choice, names.ExternKernelCaller):
         request = choice.bmreq
-        made = lambda: sane([m.to_tensor() for m in request.input_tensor_meta])
-        return [request.make_run_fn(*made(), out=request.output_tensor_meta.to_tensor()) for _ in range(count)]
+        made = lambda i: sane([m.to_tensor() for m in request.input_tensor_meta], i)
+        return [request.make_run_fn(*made(i), out=request.output_tensor_meta.to_tensor()) for i in range(count)]
     call, meta = choice.to_callable(), names.TensorMeta.from_irnodes
     inputs, output = meta(list(choice.input_nodes)), meta(choice.layout)
-    made = lambda: sane([m.to_tensor() for m in inputs])
+    made = lambda i: sane([m.to_tensor() for m in inputs], i)
     if choice.has_out_variant:
-        return [functools.partial(call, *made(), out=output.to_tensor()) for _ in range(count)]
-    return [functools.partial(call, *made()) for _ in range(count)]
+        return [functools.partial(call, *made(i), out=output.to_tensor()) for i in range(count)]
+    return [functools.partial(call, *made(i)) for i in range(count)]
 
 
 UNMEASURED_MILLISECONDS = 1.0  # stands where a time is wanted and the choice is the only one

@@ -77,7 +77,7 @@ def _measured(timings: dict, finalists: list[Any]) -> dict:
                 continue
             makers.append(make)
             kept.append(choice)
-        times = gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes)
+        times = gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes, measure.variants(finalists[-1].spec))
     apart = PASS_MS if any(isinstance(c, Choice) and c.followed for c in kept) else 0.0
     found = judged({c: t if _takes_in(c) else t.plus(apart) for c, t in zip(kept, times)})
     slowest = max(found.values())

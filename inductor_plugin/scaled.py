@@ -160,7 +160,12 @@ def products(p: ScaledGemmProblem, inputs: Sequence[Any], out: Any) -> list[tupl
     return [(*as_dense(p, inputs), out)]
 
 
-def sane(p: ScaledGemmProblem, inputs: Sequence[Any]) -> list[Any]:
+def variants(p: ScaledGemmProblem) -> int:
+    """How many kinds of inputs a measurement is the mean of."""
+    return 1
+
+
+def sane(p: ScaledGemmProblem, inputs: Sequence[Any], variant: int = 0) -> list[Any]:
     """Operands like `inputs` with finite numbers of moderate size: what a benchmark made may hold any bytes."""
     import torch
 

@@ -19,7 +19,7 @@ from ..dtypes import DType, i16, i32, i64, u32
 from ..layout import IDENTITY, Layout, Swizzle, ThreadValues, flatten
 from ..mlir import arith, llvm
 from .errors import TraceError
-from .values import Value, constant, lanes_where, minimum, mlir_type, select
+from .values import Value, constant, lanes_where, maximum, minimum, mlir_type, select
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class View:
                 room, known = minimum(room, tv.edge(axis)), gcd(known, tv.edge(axis))
             first = tv.origin(k.thread)[axis] + tv.walk(digits)[axis]
             if isinstance(skipped, Value):  # below it the difference is a large unsigned number
-                first, room = (first - skipped).to(u32), (room - skipped).to(u32)
+                first, room = (first - skipped).to(u32), (maximum(skipped, room) - skipped).to(u32)
             out.append((first, room, tv.vector.size if tv.vector.axis == axis else 1, known))
         return out
 

@@ -48,12 +48,6 @@ def walk(turn, workgroup, workgroups, tiles, dies: int):
     return _choose(workgroup < count, at, tiles)
 
 
-def in_lines(place, tiles, lines: int):
-    """The tile that is done at a place, 0 <= place < lines * up(tiles, lines), where the line of tiles is cut into
-    `lines` that are walked side by side; at least `tiles` where there is none."""
-    return place % lines * up(tiles, lines) + place // lines
-
-
 def turns(tiles, workgroups: int):
     """How many turns the longest-working workgroup has."""
     return (tiles + (workgroups - 1)) // workgroups

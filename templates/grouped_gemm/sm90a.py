@@ -35,7 +35,7 @@ from templates.gemm.sm90a_output import Output
 
 from .arguments import declared
 from .problem import RUN_TIME, GroupedGemmProblem
-from .schedule import Schedule, in_lines, turns, up, walk
+from .schedule import Schedule, turns, walk
 from .sm90a_config import GroupedSm90aConfig
 
 DTYPES = ("bf16", "f16")
@@ -166,17 +166,13 @@ class Tiles:
         k, tiles = self.k, self.schedule.tiles
         groups: Any = barriers.workgroups()
 
-        lines = self.cfg.lines
-        places = up(tiles, lines) * lines
-
-        @k.loop(0, turns(places, groups), carry=carry)
+        @k.loop(0, turns(tiles, groups), carry=carry)
         def after(turn, carry):
             me = k.workgroup_id()
             if self.p.form == "k":  # the largest groups come first: who has the heavier tile next gets the lighter one
                 me = me + turn % 2 * (groups - 1 - me - me)
-            place = walk(turn, me, groups, places, 1)
-            i = in_lines(place, tiles, lines)
-            return k.when((place < places) & (i < tiles), carry)(lambda carry: body(self._tile(i), carry))
+            i = walk(turn, me, groups, tiles, 1)
+            return k.when(i < tiles, carry)(lambda carry: body(self._tile(i), carry))
 
         return after
 
@@ -331,13 +327,25 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
                 barriers.named_barrier(CLEARED, cfg.multipliers)
 
         def others():
-            full.wait(at.stage, at.parity)
-            if tile.before is not None:
-                cleared(at.stage, tile.before, None)
-            return upto(tile.steps - 1, product(nothing, at.stage), at)
+            """Each K tile is done before the next is begun: with sums under way through two branches, some versions of
+            ptxas wait by themselves, and say so (C7517)."""
+
+            @k.loop(0, tile.steps - 1, carry=(nothing, at.carried))
+            def done(step, carried):
+                sums, now = carried
+                at = barriers.Position.of(now, cfg.stages)
+                full.wait(at.stage, at.parity)
+                if tile.before is not None:
+                    cleared(at.stage, select(step.equals(0), tile.before, 0), None)
+                sums = product(sums, at.stage)
+                wgmma.wait(0)
+                release(at.stage)
+                return sums, at.next().carried
+
+            return done
 
         several = tile.steps > 1
-        sums, now = k.choose(several, others, (nothing, at.carried))
+        sums, now = others()
         last = barriers.Position.of(now, cfg.stages)
         full.wait(last.stage, last.parity)
         before = None if tile.before is None else select(several, 0, tile.before)

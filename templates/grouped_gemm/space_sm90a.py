@@ -38,7 +38,7 @@ from .sm90a_config import GroupedSm90aConfig
 
 TILES_M = (16, 32, 64, 128, 256)
 TILES_N = (64, 96, 128, 160, 192, 224, 256)
-KEPT, OF_HEIGHT = 12, 3  # as many as are compiled and measured; of tiles with as many rows
+KEPT, OF_HEIGHT = 12, 4  # as many as are compiled and measured; of tiles with as many rows
 WORST = 1.7  # times the best estimate: which groups will have how many rows is not known
 STREAMING_ROWS = 256  # of a group up to which its weights are not wanted again soon
 TABLE_BYTES = 3 * 4  # of shared memory a group: where its tokens and its tiles begin, its rank
@@ -122,8 +122,6 @@ def _variants(
     if config.evict == "b":
         yield replace(config, evict="none"), "weights stay in L2"
     yield replace(config, tma_store=True), "TMA writes C while the next tile is multiplied"
-    if p.form == "m":
-        yield replace(config, lines=2), "groups with few rows run beside groups with many"
 
 
 def limit(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> str | None:

@@ -44,8 +44,8 @@ def test_tiles(form, layout, config):
 
 BY_TMA = [
     Config(tile_n=256, stages=4, tma_store=True),
-    Config(tile_n=192, stages=3, tma_store=True, lines=2),
-    Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1), tma_store=True, lines=3),
+    Config(tile_n=192, stages=3, tma_store=True),
+    Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1), tma_store=True),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,6 +57,32 @@ def test_copy_with_run_time_sizes_and_any_strides(m, n, pad, order, kind, offset
     beyond = np.ones(len(y), bool)
     beyond[at.ravel()] = False
     assert np.isnan(y[beyond]).all()
+
+
+@pytest.mark.parametrize("rows, columns", [(0, 0), (3, 0), (0, 5), (2, 3), (6, 9), (7, 16)])
+def test_what_is_skipped_is_left_alone(rows, columns):
+    """The first rows and columns of a view, across several tiles; vectors that a bound cuts go element by element."""
+    m, n = 11, 19
+    layout = tile_layout(4, 8, 8)
+
+    def kernel(k, p, c):
+        x, y, m_, n_, rows_, columns_ = k.args(
+            x=Global(f32, ("m", "n"), (n, 1), alignment=4), y=Global(f32, ("m", "n"), (n, 1), alignment=4),
+            m=i32, n=i32, rows=i32, columns=i32,
+        )  # fmt: skip
+        y = replace(y, skipped=(rows_, columns_))
+        held = k.fragment(layout)
+
+        @k.loop(0, (m_ + 3) // 4)
+        def _(i):
+            @k.loop(0, (n_ + 7) // 8)
+            def _(j):
+                held.store(y.tile((4, 8), i, j), held.load(x.tile((4, 8), i, j)))
+
+    x, y = np.random.default_rng(0).standard_normal((m, n)).astype(np.float32), np.full((m, n), np.nan, np.float32)
+    run(kernel, x, y, m, n, rows, columns)
+    assert (y[rows:, columns:] == x[rows:, columns:]).all()
+    assert np.isnan(y[:rows]).all() and np.isnan(y[:, :columns]).all()
 
 
 def test_elementwise_and_transposed_views_agree():

@@ -47,7 +47,7 @@ def contest(monkeypatch):
     monkeypatch.setattr(private, "on_device", lambda device: nullcontext())
     monkeypatch.setattr(private, "calls", lambda choice, sane, count: calls_of(choice)(count))
     pair = lambda t: t if isinstance(t, gpu_timing.Pair) else gpu_timing.Pair(t, t)
-    monkeypatch.setattr(gpu_timing, "in_turns", lambda makers, _: [pair(true.get(m(1)[0](), 0.015)) for m in makers])
+    monkeypatch.setattr(gpu_timing, "in_turns", lambda makers, *_: [pair(true.get(m(1)[0](), 0.015)) for m in makers])
     monkeypatch.setattr(choices, "with_artefact", lambda spec: spec)
     return timings, true, ours, aten, key
 
@@ -210,7 +210,7 @@ def test_candidates_of_inductor_s_run_on_tensors_of_their_own():
 
     def look(given):
         aten = next(c for c in given if isinstance(c, private.load().names.ExternKernelCaller))
-        runs = private.calls(aten, lambda tensors: tensors, 2)
+        runs = private.calls(aten, lambda tensors, _: tensors, 2)
         seen["results"] = [run() for run in runs]
         return given
 
