@@ -63,7 +63,7 @@ def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: i
     """The time of a call of each candidate, when one call follows the other in a graph; the candidates take turns. Of
     ROUNDS the lower quartile: what disturbs a measurement makes it longer.
 
-    makers    makers[i](n): n calls of candidate i, each on tensors of its own, so that L2 does not hold what comes next.
+    makers    makers[i](n): n calls of candidate i, each on tensors of its own, so that L2 does not hold the next ones.
               They may keep to the stream on which they were made
     size      bytes of one call's tensors
     variants  so many calls in a row differ in more than their tensors; all count alike"""
