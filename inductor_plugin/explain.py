@@ -75,6 +75,11 @@ class Question:
         device = next(d for d in DEVICES.values() if d.target == self.target)
         return Key(self.op, problem, device.description(), versions())
 
+    def refused(self) -> str | None:
+        """Why no template takes its types and layout, or None. ValueError for a type that nobody knows."""
+        element_type(self.dtype)
+        return self.problem.why_not(SimpleNamespace(name=self.target))
+
 
 def why_not(question: Question) -> str | None:
     """The reason no template takes it, or None."""
@@ -83,8 +88,7 @@ def why_not(question: Question) -> str | None:
     if empty:
         return f"{', '.join(empty)} is 0: nothing to multiply, ATen's result is immediate"
     try:
-        element_type(question.dtype)
-        return question.problem.why_not(SimpleNamespace(name=question.target))
+        return question.refused()
     except ValueError as e:
         return str(e)
 

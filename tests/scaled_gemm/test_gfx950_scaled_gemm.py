@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flykernels.layout import bank_conflicts
+from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950
 from templates.scaled_gemm.build import build
 from templates.scaled_gemm.gfx950_config import ScaledConfig, byte_swizzle
@@ -64,6 +65,22 @@ def test_interleaved_with_an_odd_number_of_k_tiles(schedule):
     run(ScaledGemmProblem(n=128, k=128 * 7, b_dtype=F4), cfg, 128)
 
 
+@pytest.mark.parametrize(("kind", "schedule", "more"), [
+    (F8, "four", 32), (F8, "eight", 96), (F4, "four", 64), (F4, "eight", 224), (F4, "four", 128),
+])  # fmt: skip
+def test_interleaved_where_k_ends_within_a_tile(kind, schedule, more):
+    """Rows of scales that are no whole words too: those of a slot stand up to 3 bytes further on in LDS."""
+    cfg = ScaledConfig(128, 128, 1024 // gfx950_bits(kind), 2, (2, 2), schedule=schedule)
+    p = ScaledGemmProblem(n=136, k=6 * cfg.tile_k + more, a_dtype=kind, b_dtype=kind, bias="row")
+    run(p, cfg, 140, workgroups=[(0, 0, 0), (3, 0, 0)], seed=more)
+
+
+def test_interleaved_tiles_are_offered_whatever_k():
+    p = ScaledGemmProblem(n=4096, k=4096 + 32, m_hint=4096)
+    kept = [c.config for c in candidates(p, gfx950).kept]
+    assert any(c.interleaved and c.tile_mn == (256, 256) for c in kept)
+
+
 @pytest.mark.parametrize("cfg", [
     ScaledConfig(32, 64, 512, 2, (1, 2), k_waves=2),
     ScaledConfig(64, 64, 128, 2, (2, 2), split_k=2),
@@ -95,6 +112,40 @@ def test_a_nan_scale_beyond_the_end_of_k_is_not_read():
     found["scale_a"][20, 0] = 255
     got = run(p, SMALL, 40, found=found)
     assert np.isnan(got[20]).all() and np.isfinite(np.delete(got, 20, 0)).all()
+
+
+def test_nan_and_infinity_in_operands():
+    p = ScaledGemmProblem(n=64, k=256, b_dtype="f8E5M2")
+    found = operands(p, 40)
+    found["a"][2, 5] = 0x7F  # NaN
+    found["b"][4, 7] = 0xFC  # -infinity
+    found["a"][:, 7] = 0x38  # 1.0
+    got = run(p, SMALL, 40, found=found)
+    assert np.isnan(got[2]).all() and (np.delete(got[:, 4], 2) == -np.inf).all()
+    assert np.isfinite(np.delete(np.delete(got, 2, 0), 4, 1)).all()
+
+
+def test_zeros_and_the_least_scale():
+    """All-zero operands give the bias alone; byte 0 is 2^-127, not zero."""
+    p = ScaledGemmProblem(n=64, k=256, bias="row", out_dtype="f32")
+    found = operands(p, 20)
+    found["a"][:8] = 0
+    found["scale_a"][8:] = 0
+    found["scale_b"][:] = 234
+    run(p, SMALL, 20, found=found)
+
+
+def test_scale_overflow_is_infinite_or_exact():
+    """e4m3's largest times 2^127 is beyond f32, the product with a small scale is not: never a third thing."""
+    p = ScaledGemmProblem(n=64, k=128, out_dtype="f32")
+    found = operands(p, 16)
+    found["a"][:], found["b"][:] = 0x7E, 0x38  # 448, 1
+    found["scale_a"][:], found["scale_b"][:] = 254, 100
+    code = compiled(p, SMALL)
+    c = np.full(16 * 64 + 2, np.nan, np.float32)
+    numbers = [np.int64(x) for x in (16, 128, 128, 64)]
+    run_on_sim(code, [*found.values(), c, *numbers], (1, 1, 1), outputs=[4]).raise_for_findings()
+    assert np.isin(c[: 16 * 64], (np.inf, 128 * 448 * 2.0**100)).all()
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
@@ -131,6 +182,10 @@ def test_operand_reads_have_no_bank_conflicts(kind, shape):
         row, column = (o + w for o, w in zip(tv.origin(lanes), tv.walk(digits)))
         for phases in gfx950.read_phases.values():
             assert bank_conflicts(moved(row * depth + column), phases, 16, gfx950.limits.banks) == 1
+
+
+def gfx950_bits(kind: str) -> int:
+    return next(d.bits for d in OPERANDS if d.name == kind)
 
 
 def blocks_of(operand, step_bytes: int, block: int, steps: int) -> dict:
