@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from flykernels.dtypes import f32
-from flykernels.lang import Global, Kernel, Value
+from flykernels.lang import Global, Kernel, Value, View
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.values import mlir_type
 from flykernels.mlir import llvm
@@ -30,6 +30,7 @@ from .problem import FP8, ScaledGemmProblem
 
 PROMOTE = 128  # of K, whose products wgmma adds up by itself: four instructions
 STEP = 32  # of K, an instruction's
+UNIT = 2.0**-13  # of the largest of an instruction's products and sums: what lies below it is cut off
 SUMS_MOST = 96  # of C a thread, beside as many that wgmma adds up
 
 
@@ -52,6 +53,17 @@ def limit(p: ScaledGemmProblem, cfg: Sm90aConfig) -> str | None:
     if not p.fast_accum and cfg.sums > SUMS_MOST:
         return f"{cfg.sums} sums a thread, twice: wgmma's and those of all of K. At most {SUMS_MOST} fit into registers"
     return None
+
+
+def errors(p: ScaledGemmProblem) -> tuple[float, float]:
+    """How far a sum may be from the exact one, beyond what f32 explains: (times |a_i| |b_j|, the norms of A's row and
+    B's column; times |c_ij|).
+
+    Every instruction cuts its 32 products and the sum off below UNIT of the largest of them. What is cut off the
+    products has their signs: over K it grows with the square root, as what the sum may be does, so that a few UNIT of
+    the norms cover it for any K. What is cut off the sum has its sign, once for each instruction."""
+    together = p.k if p.fast_accum else min(p.k, PROMOTE)
+    return 8 * UNIT, -(-together // STEP) * UNIT
 
 
 def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
@@ -129,6 +141,7 @@ def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages
     a_start = origin + along_m * A.step_bytes(BLOCK_M * cfg.blocks, 0)
     b_start = origin + (along_n * B.step_bytes(cfg.columns, 0) + A.bytes)
     a_origin, b_origin = wgmma.descriptor(A, a_start), wgmma.descriptor(B, b_start)
+    view = lambda name: argument(k, p, given, name)
     nothing = [wgmma.undefined(cfg.columns)] * cfg.blocks
 
     def release(stage):
@@ -203,8 +216,7 @@ def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages
         return Fragment(k, layout, False, pair), after
 
     def piece(piece: Piece, carried):
-        held = lambda name: matrix(k, p, given, name, piece.batch)
-        output = ScaledOutput(k, p, cfg, held, (piece.row, piece.column), (), ring.shelf).scaled_by(given)
+        output = ScaledOutput(k, p, cfg, view, (piece.row, piece.column), (), ring.shelf).scaled_by(given)
         early = piece.inside is True and cfg.split_k == 1 and not work.shares and cfg.sums <= EARLY_SUMS
         added = output.fetch(0) if early else {}
         acc, after = (fast if p.fast_accum else promoted)(piece, barriers.Position.of(carried, cfg.stages))
@@ -244,6 +256,12 @@ class ScaledOutput(Output):
         held = self.held(part)
         of_rows = self.k.fragment(held.without(1)).load(self.rows).map(lambda v: v[0])
         return acc * of_rows * self.k.fragment(held, elementwise=False).load(self.columns)
+
+
+def argument(k: Kernel, p: Any, given, name: str) -> View:
+    """C as (M, N), or bias as (N,), wherever it begins."""
+    view = matrix(k, p, given, name)
+    return replace(view, alignment=view.dtype.bytes, stride_multiple=1) if name == "bias" else view
 
 
 def element(struct: Value, i: int) -> Value:
