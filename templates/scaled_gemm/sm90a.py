@@ -1,4 +1,4 @@
-"""Scaled GEMM on sm_90a: FP8 operands of one scale a matrix or a row, on the dense kernel's ring and dealing out of tiles.
+"""Scaled GEMM on sm_90a: FP8 operands of one scale a matrix or a row, on the dense kernel's ring.
 
 TMA brings K tiles, warpgroups multiply them there with wgmma; the sums are scaled as they are written. wgmma adds FP8
 products up with fewer bits than f32 has: about 14 ("DeepSeek-V3 Technical Report", 2024, section 3.3.2). So unless the

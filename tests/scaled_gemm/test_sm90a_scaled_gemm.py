@@ -26,7 +26,8 @@ CASES = {
     "as many sums as fit": (P, replace(BIG, tile_n=192, persistent=True, overlap="early")),
     "two blocks": (P, replace(BIG, tile_m=256, tile_n=96, persistent=True, tma_store=True)),
     "fast": (
-        replace(P, fast_accum=True, bias="row"), replace(BIG, tile_n=256, persistent=True, tma_store=True, cluster=(2, 1))
+        replace(P, fast_accum=True, bias="row"),
+        replace(BIG, tile_n=256, persistent=True, tma_store=True, cluster=(2, 1)),
     ),
     "e5m2, a matrix": (replace(P, a_dtype="f8E5M2", b_dtype="f8E5M2", scaling="tensor", out_dtype="f16"), BIG),
     "mixed, f32": (replace(P, b_dtype="f8E5M2", out_dtype="f32", bias="row"), SMALL),
@@ -34,7 +35,7 @@ CASES = {
     "split": (P, replace(SMALL, split_k=4)),
     "split in a cluster": (P, replace(SMALL, split_k=2, k_cluster=True)),
     "streamed": (P, replace(BIG, stream_k=132)),
-}  # fmt: skip
+}
 SHORT = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
 
 
