@@ -1,8 +1,7 @@
 """Models on the H200: decoder layers of Llama-3-8B's shape, and a sentence encoder of MiniLM-L6's; tokens a second.
 
-Both ways of compiling take turns on the GPU within one process, a captured graph each. For some models each begins with
-empty caches, so that tuning times compare; one begins with ours, the other with Inductor's. Weights are random, shapes
-are real.
+Both ways of compiling take turns on the GPU within one process, a captured graph each. Tuning times are of processes of
+their own, one a way, that begin with empty caches. Weights are random, shapes are real.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def decoder(setting: Setting, shape: Shape) -> Any:
 
 
 ENCODER = Setting("MiniLM 32 x 32", 32, 32, 0)
-COLD = (SETTINGS[1], ENCODER)  # whose tuning time is compared
+TUNED = SETTINGS[1]  # whose tuning time is compared
 
 
 def encoder() -> Any:
@@ -200,20 +199,14 @@ def fresh_caches(folder: Path, ours: Path) -> None:
     clear_caches()
 
 
-def run(setting: Setting, folder: Path, cold: bool) -> dict[str, Any]:
-    """Compiles both ways and lets them take turns; a row of figures.
-
-    cold: each way from empty caches; else with what there is, as it may have been built ahead"""
+def run(setting: Setting) -> dict[str, Any]:
+    """Compiles both ways, with what has been built ahead, and lets them take turns; a row of figures."""
     import torch
 
     model, given = model_of(setting)
     with torch.no_grad():
         expected = model(*given).double()
-        served = {}
-        for way in reversed(WAYS) if setting is ENCODER else WAYS:
-            if cold:
-                fresh_caches(folder / setting.name / way, folder / setting.name / "ours")
-            served[way] = Served(model, given, expected, WAYS[way])
+        served = {way: Served(model, given, expected, backends) for way, backends in WAYS.items()}
         replays = max(1, round(SAMPLE_US / served["max-autotune"].sample(3)))
         timed = timing.Timed({way: [] for way in served})
         for turn in range(ROUNDS + 1):
@@ -223,11 +216,22 @@ def run(setting: Setting, folder: Path, cold: bool) -> dict[str, Any]:
                     timed.samples[way].append(us)
     rate = {way: setting.count / timed.us(way) * 1e6 for way in served}
     return {
-        "setting": setting.name, "cold": cold, "tokens/s": rate, "us": {way: timed.us(way) for way in served},
+        "setting": setting.name, "tokens/s": rate, "us": {way: timed.us(way) for way in served},
         "ratio": timed.ratio("max-autotune", "with us"),
         "compile s": {w: round(v.seconds, 2) for w, v in served.items()},
         "errors": {w: v.error for w, v in served.items()}, "ours": products_of_ours(setting),
     }  # fmt: skip
+
+
+def tuned(setting: Setting, folder: Path, way: str) -> dict[str, Any]:
+    """In a process of its own: how long compiling one way takes from empty caches, and how right the result is."""
+    import torch
+
+    fresh_caches(folder / setting.name / way, folder / setting.name / "ours")
+    model, given = model_of(setting)
+    with torch.no_grad():
+        made = Served(model, given, model(*given).double(), WAYS[way])
+    return {"way": way, "seconds": made.seconds, "error": made.error}
 
 
 def products_of_ours(setting: Setting) -> dict[str, str]:
@@ -237,19 +241,6 @@ def products_of_ours(setting: Setting) -> dict[str, str]:
     found = [e for e in entries() if e.key.problem["m"] == setting.count]
     size = lambda p: "x".join(str(p[x]) for x in ("m", "n", "k"))
     return {f"{e.key.op} {size(e.key.problem)}": str(e.winner) for e in sorted(found, key=lambda e: str(e.key))}
-
-
-def warm_up(folder: Path) -> None:
-    """Everything that a process does once, before anything is timed: imports, worker processes, libraries."""
-    import torch
-
-    fresh_caches(folder / "warm-up", folder / "warm-up")
-    layer = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 128))
-    layer = layer.cuda().to(torch.bfloat16).requires_grad_(False)
-    for backends in WAYS.values():
-        torch._dynamo.reset()
-        options = {"max_autotune": True, "max_autotune_gemm_backends": backends}
-        torch.compile(layer, options=options)(torch.randn(64, 128, device="cuda", dtype=torch.bfloat16))
 
 
 def served_from_cache(setting: Setting, folder: Path, inductor: str) -> dict[str, Any]:
@@ -277,14 +268,13 @@ def setting_of(name: str) -> Setting:
 
 
 def main(what: str, name: str, folder: Path) -> dict[str, Any]:
-    """what: "cold": both ways from empty caches, timed; else the folder of Inductor's cache to start with."""
+    """what: "tune WAY"; else the folder of Inductor's cache to start with."""
     import inductor_plugin
 
     inductor_plugin.enable()
-    if what != "cold":
-        return served_from_cache(setting_of(name), folder, what)
-    warm_up(folder)
-    return run(setting_of(name), folder, cold=True)
+    if what.startswith("tune "):
+        return tuned(setting_of(name), folder, what.removeprefix("tune "))
+    return served_from_cache(setting_of(name), folder, what)
 
 
 if __name__ == "__main__":

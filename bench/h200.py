@@ -156,40 +156,46 @@ def layers(run: Run) -> None:
     from . import _h200_layers as models
 
     folder = run.folder / "models"
-    settings = sorted([*models.SETTINGS, models.ENCODER], key=lambda s: s in models.COLD)
+    settings = [*models.SETTINGS, models.ENCODER]
 
     def made() -> Iterable[dict[str, Any]]:
         for setting in settings:
-            cold = setting in models.COLD
-            if cold and run.ahead is not None:
-                run.ahead.wait()  # nobody else compiles while tuning is timed
-            row = _process("cold", setting.name, folder) if cold else models.run(setting, folder, cold=False)
+            row = models.run(setting)
             row["note"] = f"{setting.name}: {row['ratio']:.3f}"
             yield row
 
     found = run.rows("models", len(settings), made())
     for row in found:
-        rate, seconds = row["tokens/s"], row["compile s"]
+        rate = row["tokens/s"]
         run.report.row(
-            model=row["setting"], caches="empty" if row["cold"] else "built ahead",
-            max_autotune_tokens_s=rate["max-autotune"], with_us_tokens_s=rate["with us"],
-            ratio=row["ratio"], max_autotune_compile_s=seconds["max-autotune"], with_us_compile_s=seconds["with us"],
-            error_to_eager=row["errors"]["with us"],
+            model=row["setting"], max_autotune_tokens_s=rate["max-autotune"], with_us_tokens_s=rate["with us"],
+            ratio=row["ratio"], error_to_eager=row["errors"]["with us"],
         )  # fmt: skip
     ratios = [row["ratio"] for row in found]
     run.report.bar("models: tokens/s with us / max-autotune, geomean", _mean(ratios), at_least=1.05)
     run.report.bar("models: the slowest", min(ratios, default=0.0), at_least=0.99)
-    cold = [row["compile s"] for row in found if row["cold"]]
-    if cold:
-        total = {way: sum(seconds[way] for seconds in cold) for way in models.WAYS}
-        added = total["with us"] / total["max-autotune"] - 1
-        run.report.bar("models: tuning time that we add, from empty caches", added, at_most=0.25)
     run.report.note(
         f"Decoder: {models.LAYERS} layers of Llama 3 8B's shape, random bf16 weights, {models.CACHE} tokens of each "
         "sequence in the KV cache when decoding. Encoder: MiniLM-L6-v2's shape, mean pooling, random weights."
     )
-    if cold:
-        _second_process(run, models.COLD[0], folder)
+    _tuning(run, models.TUNED, folder)
+    _second_process(run, models.TUNED, folder)
+
+
+def _tuning(run: Run, setting: Any, folder: Path) -> None:
+    """How long each way takes to tune one model, from empty caches, while nobody else compiles."""
+    from . import _h200_layers as models
+
+    def made() -> Iterable[dict[str, Any]]:
+        if run.ahead is not None:
+            run.ahead.wait()
+        for way in models.WAYS:
+            yield _process(f"tune {way}", setting.name, folder)
+
+    seconds = {row["way"]: row["seconds"] for row in run.rows("tuning", len(models.WAYS), made())}
+    run.report.row(**{"tuning from empty caches": setting.name, **{f"{w}, s": s for w, s in seconds.items()}})
+    added = seconds["with us"] / seconds["max-autotune"] - 1
+    run.report.bar(f"tuning {setting.name}: time that we add", added, at_most=0.25)
 
 
 def _process(what: str, name: str, folder: Path) -> dict[str, Any]:
@@ -257,8 +263,8 @@ def ahead(parts: list[str], folder: Path) -> Ahead:
 
     kinds = {"dense": ("mm",), "fused": ("gelu", "residual")}
     shared = [f"{c.kind},{c.m},{c.n},{c.k}" for part in parts for kind in kinds.get(part, ()) for c in gemm.cases(kind)]
-    alone = [f"model,{s.name}" for s in models.SETTINGS if s not in models.COLD] if "models" in parts else []
-    if "sanitizer" in parts:
+    alone = [f"model,{s.name}" for s in (*models.SETTINGS, models.ENCODER)] if "models" in parts else []
+    if "sanitizer" in parts and len(parts) > 1:
         alone.append(f"sanitizer,{folder / 'sanitizer'}")
     return Ahead(shared, alone)
 

@@ -42,7 +42,10 @@ class KernelCall(names.ExternKernelOut):  # type: ignore[name-defined,misc]
 class Choice(names.ChoiceCaller):  # type: ignore[name-defined,misc]
     """One candidate of ours, as Inductor handles candidates.
 
-    beside: the input nodes of the autotuning call, which its benchmark tensors follow (default: our own)"""
+    beside: the input nodes of the autotuning call, which its benchmark tensors follow (default: our own)
+    followed: whether Inductor's own kernel could take in what follows"""
+
+    followed = False
 
     def __init__(self, request: Request, spec: Spec, beside: Sequence[Any] = ()):
         nodes = list(request.nodes)
@@ -206,6 +209,9 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
         return [aten]
     ours = [Choice(request, spec, aten.input_nodes) for spec in specs(request, entry)]
     log.info("%s M=%s N=%s K=%s: %d candidates", request.op, request.m, request.problem.n, request.problem.k, len(ours))
+    if ours and private.pointwise_follows():
+        for choice in ours:
+            choice.followed = True
     if ours and scaled.only_ours(request):
         return ours
     return choices + ours
@@ -239,7 +245,7 @@ _measured_here: set[str] = set()  # digests of keys whose candidates this proces
 
 
 def remember(key: Any, microseconds: dict[str, float]) -> None:
-    """Times of candidates of ours, by name, that a later measurement has found. Never raises."""
+    """Times of candidates, by name, that a later measurement has found. Never raises."""
 
     def change(entry: Entry) -> Entry:
         for name, us in microseconds.items():

@@ -55,6 +55,9 @@ class Pair:
         """The geometric mean: both count alike."""
         return (self.cold * self.hot) ** 0.5
 
+    def plus(self, milliseconds: float) -> Pair:
+        return Pair(self.cold + milliseconds, self.hot + milliseconds)
+
 
 def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int) -> list[Pair]:
     """The time of a call of each candidate, when one call follows the other in a graph; the candidates take turns. Of
@@ -106,7 +109,7 @@ def graph_of(calls: Sequence[Callable[[], Any]]) -> Any:
     """A captured graph of the calls, in order. Whatever other threads do meanwhile is not in the way."""
     import torch
 
-    graph = torch.cuda.CUDAGraph()
+    graph: Any = torch.cuda.CUDAGraph()
     with _side_stream():
         graph.capture_begin(capture_error_mode="thread_local")
         try:

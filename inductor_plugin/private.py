@@ -222,6 +222,19 @@ def teach_scaled_shapes() -> None:
         _library("Meta").impl(name, made, allow_override=True)  # and what fake tensors by themselves do
 
 
+def pointwise_follows() -> bool:
+    """Whether the operation being lowered is followed by one that Inductor's own kernel of it could take in."""
+    import torch
+
+    node = getattr(load().names.V.graph, "current_node", None)
+    users = list(getattr(node, "users", ()))
+    views = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
+    while len(users) == 1 and users[0].target in views:
+        users = list(users[0].users)
+    converts = torch.ops.prims.convert_element_type.default
+    return any(u.target is converts or torch.Tag.pointwise in getattr(u.target, "tags", ()) for u in users)
+
+
 def is_realized(box: Any) -> bool:
     """Whether a value lies in memory, or is still an expression."""
     return bool(load().names.ir.is_storage_and_layout(box))

@@ -72,6 +72,20 @@ def test_what_wins_in_one_state_must_not_lose_in_the_other(contest, cold, hot, w
     assert (min(settled, key=settled.get) is ours[2]) == wins
 
 
+def test_what_inductor_s_kernel_takes_in_counts_for_it(contest):
+    timings, true, ours, aten, key = contest
+    template = next(c for c in timings if isinstance(c, Template))
+    true |= {ours[2].spec.name: 0.010, choices.label(template): 0.0115, "aten mm": 0.011}
+    settled = runoff.settle(dict(timings))
+    assert min(settled, key=settled.get) is ours[2]
+    for made in ours:
+        made.followed = True
+    settled = runoff.settle(dict(timings))
+    assert min(settled, key=settled.get) is template
+    assert settled[aten] == pytest.approx(0.011 + runoff.PASS_MS)
+    assert settings.store().lookup(key).timings["aten mm"].microseconds == pytest.approx(11.0)
+
+
 def test_times_of_the_last_round_replace_those_of_ours_in_the_cache(contest):
     timings, true, ours, _, key = contest
     for made in ours:
@@ -212,3 +226,26 @@ def test_candidates_of_inductor_s_run_on_tensors_of_their_own():
         hooks.remove(look)
     first, second = seen["results"]
     assert first.shape == second.shape == (20, 48) and first.data_ptr() != second.data_ptr()
+
+
+def test_whether_something_follows_that_inductor_would_take_in():
+    from tests.plugin.conftest import compile_with
+
+    seen = []
+
+    def look(given):
+        seen.append(private.pointwise_follows())
+        return given
+
+    hooks = private.load().names.get_algorithm_selector_cache().preprocessing_fns
+    hooks.insert(0, look)
+    a, b, c = torch.randn(20, 32), torch.randn(32, 48), torch.randn(48, 16)
+    try:
+        for function in (lambda a, b, c: a @ b, lambda a, b, c: torch.relu(a @ b), lambda a, b, c: (a @ b) @ c):
+            torch._dynamo.reset()
+            compile_with(function)(a, b, c)
+        torch._dynamo.reset()
+        compile_with(lambda a, b, c: (a @ b).view(4, 5, 48) * 2)(a, b, c)
+    finally:
+        hooks.remove(look)
+    assert seen == [False, True, False, False, True]
