@@ -241,6 +241,8 @@ def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages
 class ScaledOutput(Output):
     """The dense kernel's output, of sums times their scales."""
 
+    p: Any  # a ScaledGemmProblem
+
     def scaled_by(self, given) -> ScaledOutput:
         """With the scales among a kernel's arguments."""
         p, cfg, of_a, of_b = self.p, self.cfg, given["scale_a"], given["scale_b"]

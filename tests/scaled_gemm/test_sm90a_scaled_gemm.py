@@ -73,7 +73,10 @@ def test_sums_are_promoted_unless_fast(depth):
     assert set(groups(promoted)) == {PROMOTE // 32} and set(groups(fast)) == {depth // 32}
     zero = r"wgmma\.wait_group\.sync\.aligned\s+0"
     assert len(re.findall(zero, promoted)) == len(groups(promoted)) and len(re.findall(zero, fast)) == 1
-    assert "wgmma.wait_group.sync.aligned \t1" in fast or re.search(r"wgmma\.wait_group\.sync\.aligned\s+1", fast)
+    assert re.search(r"wgmma\.wait_group\.sync\.aligned\s+1", fast)
+    begun = re.findall(r"wgmma\.commit_group.*?wgmma\.wait_group", promoted, re.DOTALL)
+    assert len(begun) == len(groups(promoted)) and not any("add.f32" in part for part in begun)  # sums are read later
+    assert promoted.count("add.f32") and not fast.count("add.f32")
 
 
 @pytest.mark.parametrize("p, words", [
