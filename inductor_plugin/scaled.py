@@ -182,8 +182,8 @@ def aten(p: ScaledGemmProblem) -> Callable:
             _, (x, y, *added) = as_dense(p, (a, b, scale_a, scale_b, *rest))
             return out.copy_(x @ y + added[0].float() if added else x @ y)
         bias = rest[0] if rest else None
-        fast = {FAST: True} if p.fast_accum else {}
-        return out.copy_(torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype, **fast))
+        asked = {"bias": bias, "out_dtype": out.dtype, FAST: p.fast_accum}
+        return out.copy_(torch._scaled_mm(a, b, scale_a, scale_b, **asked))
 
     return run
 
