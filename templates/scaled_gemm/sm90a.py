@@ -248,13 +248,13 @@ class ScaledOutput(Output):
         p, cfg, of_a, of_b = self.p, self.cfg, given["scale_a"], given["scale_b"]
         self.rows = replace(of_a, shape=(given["m"], 1), stride=(1, 0)).tile((cfg.tile_m, 1), self.at[0], 0)
         self.columns = replace(of_b, shape=(p.n,), stride=(1,)).tile((cfg.tile_n,), self.at[1])
-        self.one = of_a.get() * of_b.get() if p.scaling == "tensor" else None
+        self.pair = (of_a.get(), of_b.get()) if p.scaling == "tensor" else None
         return self
 
     def _part_of(self, sums: Fragment, part: Part) -> Fragment:
         acc = super()._part_of(sums, part)
-        if self.one is not None:
-            return acc * self.one
+        if self.pair is not None:
+            return acc * self.pair[0] * self.pair[1]  # one after the other: their product may lie beyond f32
         held = self.held(part)
         of_rows = self.k.fragment(held.without(1)).load(self.rows).map(lambda v: v[0])
         return acc * of_rows * self.k.fragment(held, elementwise=False).load(self.columns)

@@ -65,15 +65,15 @@ def scales(count: int, offset: int = 0, size: float = 1.0) -> torch.Tensor:
 
 
 def run(
-    p: ScaledGemmProblem, config: Config, m: int, *, pads=(0, 0, 0), offsets=(0, 0, 0), shift=0, size=1.0, seed=0,
-    made=None,
+    p: ScaledGemmProblem, config: Config, m: int, *, pads=(0, 0, 0), offsets=(0, 0, 0), shift=0, size=1.0, size_b=1.0,
+    seed=0, made=None,
 ) -> float:  # fmt: skip
     """Runs the kernel twice; both alike, right in every element, nothing beside C written. Returns the largest error,
     as part of what it may be. shift: elements that scales and bias begin late; made: (A, B^T) instead of normal ones"""
     torch.manual_seed(seed)
     a, b = made or (codes(m, p.k, p.a_dtype, pads[0], offsets[0]), codes(p.n, p.k, p.b_dtype, pads[1], offsets[1]))
     counts = (1, 1) if p.scaling == "tensor" else (m, p.n)
-    held = {"a": a, "b": b.t(), "scale_a": scales(counts[0], shift, size), "scale_b": scales(counts[1], shift)}
+    held = {"a": a, "b": b.t(), "scale_a": scales(counts[0], shift, size), "scale_b": scales(counts[1], shift, size_b)}
     out = TORCH[p.out_dtype]
     storage = torch.full((GUARD + offsets[2] + m * (p.n + pads[2]) + GUARD,), float("nan"), dtype=out, device="cuda")
     c = held["c"] = storage.as_strided((m, p.n), (p.n + pads[2], 1), GUARD + offsets[2])
@@ -131,6 +131,15 @@ def test_tails_padding_and_offsets(m, n, k, scaling):
     for pads, offsets, shift in (((0, 0, 0), (0, 0, 0), 0), ((16, 32, 8), (16, 48, 8), 1)):
         run(p, SMALL, m, pads=pads, offsets=offsets, shift=shift)
         run(replace(p, fast_accum=True), BIG, m, pads=pads, offsets=offsets, shift=shift)
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+def test_scales_whose_product_is_beyond_f32(scaling):
+    """Scales far from 1, whose product is subnormal or far from either; the sums times both are normal f32."""
+    p = replace(BASE, scaling=scaling, out_dtype="f32")
+    made = (codes(64, p.k, p.a_dtype, spread=60.0), codes(p.n, p.k, p.b_dtype, spread=60.0))
+    for shares in ((2.0**-80, 2.0**-60), (2.0**80, 2.0**-90), (2.0**60, 2.0**40)):
+        run(p, SMALL, 64, size=shares[0], size_b=shares[1], made=made)
 
 
 def test_narrow_columns_of_c():
