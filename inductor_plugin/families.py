@@ -5,6 +5,7 @@ RUN_TIME_SIZE (what a cache key calls the size that only the run knows), and the
     request_from(ATen's candidate) -> Request        build(problem, config, target name) -> CodeObject
     sane(problem, tensors, variant) -> tensors       products(problem, tensors, out) -> (Spec, operands, out) ...
     variants(problem) -> how many kinds of inputs are measured
+    errors(Spec) -> what sums with fewer bits than f32 may add, see measure.check
     aten(problem) -> callable                        bind(code object, Spec) -> callable
 """
 

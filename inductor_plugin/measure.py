@@ -39,14 +39,16 @@ class NoMemory(Exception):
     """The device had no room for the tensors of a measurement: it says nothing of the candidate."""
 
 
-def check(spec: kernels.Spec, inputs: list[Any], out: Any) -> None:
+def check(spec: kernels.Spec, inputs: list[Any], out: Any, beyond: tuple[float, float] = (0.0, 0.0)) -> None:
     """Compare `out` with ATen's result on the same inputs, computed in f32 on the CPU and in f64 on a GPU, where f32
     products may be rounded to TF32. Raises Wrong.
 
     Bound for element (i, j), eps being half a unit in the last place: 2 K eps_f32 |a_i| |b_j|, since either sum of K
     products in f32, in whatever order, errs by at most K eps_f32 sum |a_ik b_kj| (Higham, Accuracy and Stability of
     Numerical Algorithms, 2nd ed., section 3.1) and the sum is bounded by the norms (Cauchy-Schwarz); that again for the
-    bias and activation (whose slopes are below 1.13); then one rounding to the output type each, 2 eps_out |c|."""
+    bias and activation (whose slopes are below 1.13); then one rounding to the output type each, 2 eps_out |c|.
+
+    beyond: what sums with fewer bits than f32 may add, times |a_i| |b_j| and times |c|."""
     operands = list(inputs)
     if spec.problem.packed_b:
         operands[1] = kernels.unpacked_b(spec, operands[1])
@@ -55,10 +57,10 @@ def check(spec: kernels.Spec, inputs: list[Any], out: Any) -> None:
     for first in range(0, out.shape[-2], rows):
         part = lambda x: x.narrow(-2, first, min(rows, out.shape[-2] - first))
         pieces = [part(x) if x.dim() > 1 and x.shape[-2] == out.shape[-2] else x for x in rest]
-        _compare(spec, [part(a), b, *pieces], part(out), first * out.shape[-1])
+        _compare(spec, [part(a), b, *pieces], part(out), first * out.shape[-1], beyond)
 
 
-def _compare(spec: kernels.Spec, operands: list[Any], out: Any, start: int) -> None:
+def _compare(spec: kernels.Spec, operands: list[Any], out: Any, start: int, beyond: tuple[float, float]) -> None:
     """`check` of a part of the rows; start: elements of (the first matrix of) C before it."""
     import torch
 
@@ -71,7 +73,8 @@ def _compare(spec: kernels.Spec, operands: list[Any], out: Any, start: int) -> N
     norms = a.norm(dim=-1, keepdim=True) * b.norm(dim=-2, keepdim=True)
     added = sum((x.abs() for x in rest), torch.zeros((), device=out.device, dtype=exact))
     slack = 8 * f32.epsilon * (expected.abs() + added) + torch.finfo(out.dtype).tiny
-    bound = 1.13 * 2 * spec.problem.k * f32.epsilon * norms + 2 * result.epsilon * expected.abs() + slack
+    of_norms, of_result = 1.13 * 2 * spec.problem.k * f32.epsilon + beyond[0], 2 * result.epsilon + beyond[1]
+    bound = of_norms * norms + of_result * expected.abs() + slack
     error = (out.to(exact) - expected).abs()
     bad = ~(error <= bound)  # NaN is bad
     if bool(bad.any()):
@@ -146,13 +149,14 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             artefact = settings.store().add(code)
             kernel = kernels.callable_for(self.spec)
             own, times = OWN.get(self.spec.op), []
+            beyond = own.errors(self.spec) if own else (0.0, 0.0)
             for variant in range(variants(self.spec)):
                 given = tuple(sane(self.spec, tensors, variant))
                 out.fill_(math.nan)
                 kernel(*given, out=out)
                 parts = own.products(self.spec.problem, given, out) if own else [(self.spec, list(given), out)]
                 for dense, operands, result in parts:
-                    check(dense, operands, result)
+                    check(dense, operands, result, beyond)
                 times.append(self.do_bench(lambda given=given: kernel(*given, out=out), *given, out=out))
             counters["benchmarks"] += 1
             milliseconds = statistics.mean(times)

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 OP, TEMPLATE, RUN_TIME_SIZE = "_scaled_mm", "scaled_gemm", "m"
 PROBLEM = ScaledGemmProblem
 BLOCKWISE_1X32 = 3  # torch.nn.functional.ScalingType.BlockWise1x32
-IGNORED = ("use_fast_accum", "out_dtype")  # ours sums in f32, which is never less; the type is the output's
+FAST = "use_fast_accum"  # means something on sm_90a; elsewhere ours sums in f32, which is never less
+READ = (FAST, "out_dtype")  # the type is the output's
 
 
 # -- what is asked
@@ -36,7 +37,7 @@ def request_from(aten: Any) -> Any:
     why = private.stands_aside()
     if why:
         raise NotEligible(why)
-    extra = {k: v for k, v in aten.kwargs.items() if k not in IGNORED and v is not None}
+    extra = {k: v for k, v in aten.kwargs.items() if k not in READ and v is not None}
     if extra:
         raise NotEligible(f"{aten.name} with {extra}")
     a, b, scale_a, scale_b, *rest = aten.input_nodes
@@ -59,6 +60,7 @@ def request_from(aten: Any) -> Any:
         n=n_, k=depths[0], a_dtype=kinds[0].name, b_dtype=kinds[1].name,
         scaling=_scaling(scale_a, scale_b, m_, n_, depths[0]), out_dtype=element_type(str(layout.dtype)).name,
         bias="row" if rest else "none", m_hint=m_ if m_ is not None else private.symbolic_hint(m),
+        fast_accum=device.target == "sm90a" and bool(aten.kwargs.get(FAST)),
         **(aligned if device.target != "x86" else {}),
     )  # fmt: skip
     if rest and (
@@ -79,11 +81,17 @@ def only_ours(request: Any) -> bool:
 
 
 def _why_not_here(p: ScaledGemmProblem, target: str) -> str | None:
-    from templates.scaled_gemm import gfx950
+    from templates.scaled_gemm import gfx950, sm90a
 
-    if target == "gfx950":
-        return gfx950.why_not(p)
-    return None if target == "x86" else f"scaled products have kernels for x86 and gfx950, not {target}"
+    templates: dict[str, Any] = {"gfx950": gfx950, "sm90a": sm90a}
+    return None if target == "x86" else templates[target].why_not(p)
+
+
+def errors(spec: Any) -> tuple[float, float]:
+    """What a specification's sums may err by beyond f32's, see `sm90a.errors`."""
+    from templates.scaled_gemm import sm90a
+
+    return sm90a.errors(spec.problem) if spec.target == "sm90a" else (0.0, 0.0)
 
 
 def _scaling(scale_a: Any, scale_b: Any, m: int | None, n: int, k: int) -> str:
@@ -192,13 +200,16 @@ def aten(p: ScaledGemmProblem) -> Callable:
             _, (x, y, *added) = as_dense(p, (a, b, scale_a, scale_b, *rest))
             return out.copy_(x @ y + added[0].float() if added else x @ y)
         bias = rest[0] if rest else None
-        return out.copy_(torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype))
+        asked = {"bias": bias, "out_dtype": out.dtype, FAST: p.fast_accum}
+        return out.copy_(torch._scaled_mm(a, b, scale_a, scale_b, **asked))
 
     return run
 
 
 def bind(code: Any, spec: Any) -> Callable:
     """callable(a, b, scale_a, scale_b, [bias], out=) running `code` or, where operands do not fit, ATen."""
+    from flykernels.launch.driver import DriverError
+
     p = spec.problem
     if code.target == "x86":
         from flykernels.launch import host
@@ -207,7 +218,7 @@ def bind(code: Any, spec: Any) -> Callable:
     else:
         from flykernels.launch.current import Launcher
 
-        launch, fits = Launcher(code), lambda *x: _lies_as_built(*x) and _aligned(*x)
+        launch, fits = Launcher(code), lambda *x: _lies_as_built(*x) and _aligned(*x) and not _repeats(*x)
     fallback, width = aten(p), p.row_bytes("a")
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, *rest: Any, out: Any) -> Any:
@@ -215,7 +226,13 @@ def bind(code: Any, spec: Any) -> Callable:
             log.warning("%s %s: operands are not laid out as compiled for; ATen serves this call", spec.op, spec.name)
             return fallback(a, b, scale_a, scale_b, *rest, out=out)
         tensors = dict(zip(pointers(p), (a, b, scale_a, scale_b, *rest, out), strict=True))
-        launch(*(tensors[name].data_ptr() for name in pointers(p)), *scalar_values(a, b, out))
+        try:
+            launch(*(tensors[name].data_ptr() for name in pointers(p)), *scalar_values(a, b, out))
+        except DriverError as e:
+            if not e.out_of_memory:
+                raise
+            log.warning("%s %s: %s; ATen serves this call", spec.op, spec.name, e)
+            return fallback(a, b, scale_a, scale_b, *rest, out=out)
         return out
 
     return call
@@ -236,6 +253,11 @@ def _aligned(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, o
         and (out.data_ptr() | out.stride(0) * size) % p.align_c == 0
         and (scale_a.data_ptr() | scale_b.data_ptr()) % 4 == 0
     )  # fmt: skip
+
+
+def _repeats(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any) -> bool:
+    """Whether rows lie in each other's place, which no tensor map describes."""
+    return any(x.stride(axis) == 0 and x.shape[axis] > 1 for x, axis in ((a, 0), (b, 1), (out, 0)))
 
 
 # -- shapes of results: torch counts the scales of MX blocks as if they were swizzled (pytorch #172627)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..dtypes import DType, bf16, f16, f32, i32, i64
+from ..dtypes import DType, bf16, f8e4m3fn, f8e5m2, f16, f32, i32, i64
 from ..lang.fragment import Fragment
 from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
@@ -14,13 +14,13 @@ from ..mlir import llvm
 from .sm90a_nvvm import nvvm, struct
 
 WARPGROUP = 128  # threads
-ROWS, DEPTH = 64, 16  # M and K (16-bit elements) of one instruction
+ROWS, DEPTH_BYTES = 64, 32  # M, and bytes of K, of one instruction
 COLUMNS_STEP, COLUMNS_MOST = 8, 256  # its N
 SWIZZLE_CODE = {128: 1, 64: 2, 32: 3}  # bits 62 and 63 of a descriptor
 GROUP = 8  # rows of K, or of M and N, that a swizzle pattern spans
 ADDRESS_BITS = (1 << 18) - 1  # of a shared-memory address, in a descriptor
 UNIT = 16  # bytes that addresses and offsets in a descriptor count
-TYPES = {bf16: "bf16", f16: "f16"}
+TYPES = {bf16: "bf16", f16: "f16", f8e4m3fn: "e4m3", f8e5m2: "e5m2"}  # FP8: both operands along K, types mixed
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,14 @@ def zeros(columns: int) -> Value:
 
 
 def multiply(a: Value, b: Value, sums: Value, A: SharedOperand, B: SharedOperand, fresh: bool) -> Value:
-    """sums + A B^T of 64 x columns x 16 (fresh: A B^T alone), started; a, b: descriptors. See `commit` and `wait`."""
-    columns = sums.width * WARPGROUP // ROWS
-    kind = f"#nvvm.wgmma_type<{TYPES[A.dtype]}>"
+    """sums + A B^T of 64 x columns x 16 (FP8: 32) (fresh: A B^T alone), started; a, b: descriptors. See `commit` and
+    `wait`."""
+    columns, depth = sums.width * WARPGROUP // ROWS, DEPTH_BYTES // A.dtype.bytes
+    kind_a, kind_b = (f"#nvvm.wgmma_type<{TYPES[x.dtype]}>" for x in (A, B))
     layout = lambda first: f"#nvvm.mma_layout<{'row' if first else 'col'}>"
     out = nvvm(
         "wgmma.mma_async", sums, a, b, result=sums.ssa.type,
-        shape=f"#nvvm.shape<m = {ROWS}, n = {columns}, k = {DEPTH}>", typeA=kind, typeB=kind,
+        shape=f"#nvvm.shape<m = {ROWS}, n = {columns}, k = {depth}>", typeA=kind_a, typeB=kind_b,
         typeD="#nvvm.wgmma_type<f32>", scaleD=f"#nvvm.wgmma_scale_out<{'zero' if fresh else 'one'}>",
         scaleA="#nvvm.wgmma_scale_in<one>", scaleB="#nvvm.wgmma_scale_in<one>",
         layoutA=layout(A.along_k), layoutB=layout(not B.along_k),

@@ -6,7 +6,7 @@ what L2 holds when the kernel starts, are for measuring to decide: so the best t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil
 
@@ -54,15 +54,17 @@ FEW_ROWS, MANY_ROWS = 4, 16  # of tiles that are worked on together
 UNFILLED = 0.85  # of the last round: with less, the K steps of the last rounds are dealt out instead
 
 
-def candidates(p: GemmProblem, target) -> Space:
-    """At most KEPT, the likeliest first. `kept` is empty, with the reason in `dropped`, where none serves p."""
+def candidates(p: GemmProblem, target, further: Callable[[Sm90aConfig], str | None] = lambda _: None) -> Space:
+    """At most KEPT, the likeliest first. `kept` is empty, with the reason in `dropped`, where none serves p.
+
+    further: the limit beyond `limit` that a configuration runs into, in words, where the caller knows of one."""
     reason = why_not(p)
     if reason is not None:
         return Space(dropped=[Dropped(None, reason)])
     limits, space, found = target.limits, Space(), []
     slow = tma_reads(p)
     for config in _copying(p) if slow else _tiles(p, limits):
-        reason = limit(p, config, limits)
+        reason = limit(p, config, limits) or further(config)
         if reason:
             space.dropped.append(Dropped(config, reason))
         else:
@@ -72,7 +74,7 @@ def candidates(p: GemmProblem, target) -> Space:
         space.dropped.append(Dropped("kind wgmma", slow))
     for cycles, words, config in found[:TILES_KEPT]:
         for variant, why in _variants(p, config, cycles == found[0][0], limits):
-            reason = limit(p, variant, limits)
+            reason = limit(p, variant, limits) or further(variant)
             if reason or len(space.kept) == KEPT:
                 space.dropped.append(Dropped(variant, reason or f"{KEPT} others are likelier"))
             elif variant not in [c.config for c in space.kept]:

@@ -6,13 +6,15 @@ from flykernels.codeobject import CodeObject
 from flykernels.lang import trace
 from flykernels.versions import mlir_version
 from templates.gemm.config import X86Config
+from templates.gemm.sm90a_config import Sm90aConfig
 
-from . import gfx950, x86
+from . import gfx950, sm90a, x86
 from .gfx950_config import ScaledConfig
 from .problem import ScaledGemmProblem
 
-KERNELS = {"x86": x86.scaled_gemm, "gfx950": gfx950.scaled_gemm}
-CONFIGS = {"x86": X86Config, "gfx950": ScaledConfig}
+KERNELS = {"x86": x86.scaled_gemm, "gfx950": gfx950.scaled_gemm, "sm90a": sm90a.scaled_gemm}
+TEMPLATES = {"gfx950": gfx950, "sm90a": sm90a}  # x86 takes every problem
+CONFIGS = {"x86": X86Config, "gfx950": ScaledConfig, "sm90a": Sm90aConfig}
 
 
 def build(problem: ScaledGemmProblem, config, target) -> CodeObject:
@@ -20,8 +22,8 @@ def build(problem: ScaledGemmProblem, config, target) -> CodeObject:
     reason = problem.why_not(target)
     if target.name not in KERNELS:
         reason = reason or f"kernels exist for {', '.join(KERNELS)}"
-    elif target.name == "gfx950":
-        reason = reason or gfx950.why_not(problem)
+    elif target.name in TEMPLATES:
+        reason = reason or TEMPLATES[target.name].why_not(problem)
     if reason is not None:
         raise ValueError(f"no scaled GEMM kernel for {problem} on {target.name}: {reason}")
     source = {"template": "scaled_gemm", "problem": problem.key(), "config": config.key(), "mlir": mlir_version()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from flykernels.dtypes import DType, dtype, f4e2m1, f8e4m3fn, f8e4m3fnuz, f8e5m2
+from flykernels.dtypes import DType, dtype, f4e2m1, f8e4m3fn, f8e4m3fnuz, f8e5m2, u8
 from flykernels.microscaling import BLOCK, FORMATS
 from templates.gemm.problem import not_a_size, not_aligned, not_known
 
@@ -34,6 +34,8 @@ class ScaledGemmProblem:
     align_a     bytes that A's pointer and row stride are multiples of; a power of two, at most 16 count
     align_b     the same of B and its column stride
     align_c     the same of C and its row stride, and of bias
+    fast_accum  sums may be kept in what the matrix unit has alone: on sm_90a fewer bits than f32's, see `sm90a.py`.
+                Other targets sum in f32 either way
 
     Block scaling multiplies each number by its scale in f32: where that overflows (scales from 2^120 on for e4m3), the
     MX specification leaves the result to the implementation. Here it is infinite on x86; on gfx950 what the matrix
@@ -50,6 +52,7 @@ class ScaledGemmProblem:
     align_a: int = ALIGN
     align_b: int = ALIGN
     align_c: int = ALIGN
+    fast_accum: bool = False
 
     # What the dense kernels' parts ask of a problem: operands run along K, come as they are, nothing follows the bias
     a, b, packed_b, batched, activation, residual = "row", "col", False, False, "none", False
@@ -61,6 +64,11 @@ class ScaledGemmProblem:
     @property
     def b_type(self) -> DType:
         return dtype(self.b_dtype)
+
+    @property
+    def input_type(self) -> DType:
+        """As operands lie in memory."""
+        return u8
 
     @property
     def output_type(self) -> DType:

@@ -7,16 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from flykernels.microscaling import BLOCK
-from templates.gemm import space_gfx950, space_x86
+from templates.gemm import space_gfx950, space_sm90a, space_x86
 from templates.gemm.problem import GemmProblem
+from templates.gemm.sm90a_config import Sm90aConfig
 from templates.gemm.space import Candidate, Dropped, Space
 
-from . import gfx950
+from . import gfx950, sm90a
 from .gfx950_config import STEP, WORD, ScaledConfig
 from .problem import ALIGN, ScaledGemmProblem
 
 STAGES_MOST = 4
 SUMS_BESIDE_NEXT = 64  # that leave room for a half read early and for scales
+PER_UNIT = 2  # FP8 numbers in 16 bits
 SHAPES = {"16x16x32": "16x16x128", "32x32x16": "32x32x64"}  # of instructions, dense and scaled
 
 
@@ -32,7 +34,10 @@ def candidates(problem: ScaledGemmProblem, target, threads: int = 1) -> Space:
     if target.name == "gfx950":
         reason = gfx950.why_not(problem)
         return Space(dropped=[Dropped(None, reason)]) if reason else _on_gfx950(problem, target)
-    raise ValueError(f"scaled GEMM kernels exist for x86 and gfx950, not for {target.name}")
+    if target.name == "sm90a":
+        reason = sm90a.why_not(problem)
+        return Space(dropped=[Dropped(None, reason)]) if reason else _on_sm90a(problem, target)
+    raise ValueError(f"scaled GEMM kernels exist for x86, gfx950 and sm90a, not for {target.name}")
 
 
 def _on_x86(p: ScaledGemmProblem, target, threads: int) -> Space:
@@ -75,6 +80,18 @@ def _on_gfx950(p: ScaledGemmProblem, target) -> Space:
         else:
             space.dropped.append(Dropped(config, reason))
     return space
+
+
+def _on_sm90a(p: ScaledGemmProblem, target) -> Space:
+    """The dense kernel's candidates for 16-bit operands of as many bytes, which take as many cycles of everything."""
+    dense = GemmProblem(
+        n=p.n, k=-(-p.k // PER_UNIT), dtype="bf16", out_dtype=p.out_dtype, b="col", bias=p.bias, m_hint=p.m_hint,
+        align_a=p.align_a, align_b=p.align_b, align_c=p.align_c,
+    )  # fmt: skip
+    scaled = lambda config: replace(config, tile_k=config.tile_k * PER_UNIT)
+    found = space_sm90a.candidates(dense, target, lambda config: sm90a.limit(p, scaled(config)))
+    again = lambda c: replace(c, config=scaled(c.config)) if isinstance(c.config, Sm90aConfig) else c
+    return Space([again(c) for c in found.kept], [again(c) for c in found.dropped])
 
 
 def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:

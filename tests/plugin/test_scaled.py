@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from inductor_plugin import private, scaled
+from inductor_plugin import private, requests, scaled
 from templates.scaled_gemm.reference import bound, reference, wrong
 
 from .conftest import compile_with, ours_ran, run_and_get_code
@@ -105,6 +105,8 @@ def test_second_version_of_other_recipes_is_torchs_own():
 @pytest.mark.parametrize(("arguments", "words"), [
     ("--dtype mxfp8", "eligible"),
     ("--dtype f8E5M2,f4E2M1FN --target gfx950", "eligible"),
+    ("--dtype fp8 --scaling row --target sm90a", "eligible"),
+    ("--dtype mxfp8 --target sm90a", "not eligible: f8E4M3FN and f8E4M3FN with scaling 'block'"),
     ("--dtype mxfp4 --scaling row", "not eligible: f4E2M1FN has a scale for every 32"),
     ("--dtype f8E4M3FNUZ", "240"),
     ("--dtype mxfp8 --k 500", "not a multiple of 32"),
@@ -188,3 +190,71 @@ def test_benchmark_operands_are_numbers():
     _, (x, y) = scaled.as_dense(problem_of(*p_inputs), made)
     assert np.isfinite(x.numpy()).all() and np.isfinite(y.numpy()).all()
     assert [t.stride() for t in made] == [t.stride() for t in p_inputs]
+
+
+class Node:
+    """An IR node of a tensor, as far as a request reads it."""
+
+    def __init__(self, *size, dtype=FP8[0], stride=None):
+        self.size, self.dtype, self.stride, self.offset = list(size), dtype, list(stride or (size[-1], 1)), 0
+        self.device = torch.device("cuda", 0)
+
+    get_dtype, get_size, get_stride = (lambda s: s.dtype), (lambda s: s.size), (lambda s: s.stride)
+    get_layout = lambda self: self
+
+
+@pytest.mark.parametrize("fast", [False, True, None])
+@pytest.mark.parametrize("kind", ["tensor", "row"])
+def test_request_on_an_h200(monkeypatch, kind, fast):
+    """The kernel's problem follows use_fast_accum, scales, layouts; its candidates are for wgmma."""
+    from types import SimpleNamespace
+
+    from flykernels.targets import sm90a
+    from inductor_plugin import devices
+    from templates.scaled_gemm.space import candidates
+
+    monkeypatch.setattr(devices, "device_for", lambda _: devices.DEVICES["cuda"])
+    sizes = ((1, 1), (1, 1)) if kind == "tensor" else ((304, 1), (1, 256))
+    scales = [Node(*s, dtype=torch.float32) for s in sizes]
+    nodes = [Node(304, 512), Node(512, 256, dtype=FP8[1], stride=(1, 512)), *scales, Node(256, dtype=torch.bfloat16)]
+    nodes[-1].stride = [1]
+    given = {"out_dtype": torch.bfloat16} | ({} if fast is None else {"use_fast_accum": fast})
+    aten = SimpleNamespace(name=scaled.OP, kwargs=given, input_nodes=nodes, layout=Node(304, 256, dtype=torch.bfloat16))
+    p = scaled.request_from(aten).problem
+    assert (p.scaling, p.fast_accum, p.bias, p.a_dtype, p.b_dtype) == (kind, bool(fast), "row", "f8E4M3FN", "f8E5M2")
+    assert candidates(p, sm90a).kept and (p.align_a, p.align_b, p.align_c) == (16, 16, 16)
+    nodes[0].stride = [520, 1]
+    with pytest.raises(requests.NotEligible, match="TMA needs 16"):
+        scaled.request_from(aten)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_atens_call_keeps_the_flag(monkeypatch, fast):
+    from templates.scaled_gemm.problem import ScaledGemmProblem
+
+    said = {}
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *x, **given: said.update(given) or torch.zeros(2, 16))
+    p = ScaledGemmProblem(16, 16, scaling="tensor", fast_accum=fast)
+    one = torch.ones(())
+    scaled.aten(p)(codes(2, 16, FP8[0]), codes(16, 16, FP8[0]).t(), one, one, out=torch.empty(2, 16))
+    assert said.get(scaled.FAST, False) is fast
+
+
+def test_the_check_allows_what_wgmma_cuts_off_and_no_more():
+    """2^-13 of the norms is right for FP8 on sm_90a and wrong in f32; a K tile that is missing is wrong in both."""
+    from inductor_plugin import measure
+    from inductor_plugin.kernels import Spec
+    from templates.scaled_gemm.problem import ScaledGemmProblem
+
+    p = ScaledGemmProblem(48, 1024, scaling="row", out_dtype="f32")
+    inputs = [codes(32, 1024, FP8[0]), codes(48, 1024, FP8[0]).t(), torch.ones(32, 1), torch.ones(1, 48)]
+    dense, operands = scaled.as_dense(p, inputs)
+    exact = operands[0] @ operands[1]
+    norms = operands[0].norm(dim=1, keepdim=True) * operands[1].norm(dim=0)
+    on = lambda target: scaled.errors(Spec(scaled.OP, target, p, {}))
+    off = exact + 2.0**-12 * norms
+    measure.check(dense, operands, off, on("sm90a"))
+    with pytest.raises(measure.Wrong):
+        measure.check(dense, operands, off, on("x86"))
+    with pytest.raises(measure.Wrong):
+        measure.check(dense, operands, operands[0][:, 128:] @ operands[1][128:], on("sm90a"))
