@@ -77,6 +77,7 @@ class View:
     shape     what may be touched from here on: ints, Values, or tuples of ints for nested axes
     stride    elements, nested like shape; ints or Values
     multiple  for each axis, what its size is known to be a multiple of (default: the size itself, or 1 if a Value)
+    zeros     what a load gives outside; False: anything, for tiles whose rows and columns outside nobody looks at
     """
 
     pointer: object  # of coordinate (0, 0, ...); an LLVM pointer
@@ -88,6 +89,7 @@ class View:
     tags: tuple = ()  # MLIR attributes put on loads: (name, attribute)
     stride_multiple: int = 1  # of strides that are Values, elements
     multiple: tuple = ()
+    zeros: bool = True
 
     def __str__(self):
         return f"{self.dtype}{list(self.shape)}:{list(self.stride)} {self.swizzle}"
@@ -184,7 +186,8 @@ class View:
             zero = constant(0, bits, width)
             if inside is False:
                 return zero
-            return select(inside, plain.read(arith.select(inside.ssa, pointer, view.pointer), width, alignment), zero)
+            found = plain.read(arith.select(inside.ssa, pointer, view.pointer), width, alignment)
+            return select(inside, found, zero) if view.zeros else found
 
         element = view._elements(k, tv, digits, elementwise)
         if not elementwise and _whole(checks):

@@ -5,9 +5,9 @@ definition in numpy)."""
 
 from __future__ import annotations
 
-from ..dtypes import DType, f8e4m3fn, f8e4m3fnuz, f16, f32, i16, i32
+from ..dtypes import DType, bf16, f8e4m3fn, f8e4m3fnuz, f16, f32, i16, i32
 from ..microscaling import FORMATS, SCALE_BIAS, SCALE_NAN
-from .values import TARGET, Value, absolute, constant, maximum, minimum, select
+from .values import TARGET, Value, absolute, constant, maximum, minimum, select, vector_of
 
 F32_MANTISSA, F32_BIAS = 23, 127
 F16_MANTISSA, F16_BIAS = 10, 15
@@ -44,19 +44,28 @@ def encoded(x: Value, dtype: DType) -> Value:
 
 
 def words(x: Value, factor: Value, dtype: DType) -> Value:
-    """A vector of floats times a power of two (f32) -> codes in i32 words, first element lowest; whole words of them.
+    """A vector of floats times a power of two (f32, or bf16 where x is) -> codes in i32 words, first element lowest.
 
     NaN gives no code in particular. By the target's own instructions where it has better ones."""
     own = getattr(TARGET.get(None), "small_floats", None)
     found = own(x, factor, dtype) if own else None
     if found is not None:
         return found
-    x = x.to(f32) * factor
+    x = x.to(f32) * factor.to(f32)
     code, each = encoded(x, dtype), 32 // dtype.bits
     parts = [code.shuffle(list(range(i, x.width, each))) << (dtype.bits * i) for i in range(each)]
     while len(parts) > 1:
         parts = [a | b for a, b in zip(parts[::2], parts[1::2])]
     return parts[0]
+
+
+def words_down(rows: list[Value], factors: Value, dtype: DType) -> list[Value]:
+    """Rows of floats times powers of two, one a column (a vector, as in `words`) -> each column's codes, as `words`."""
+    own = getattr(TARGET.get(None), "small_floats_down", None)
+    found = own(rows, factors, dtype) if own else None
+    if found is not None:
+        return found
+    return [words(vector_of([r[c] for r in rows]), factors[c], dtype) for c in range(factors.width)]
 
 
 def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value, Value]:
@@ -75,6 +84,28 @@ def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value
     inverse = ((2 * SCALE_BIAS - byte) << F32_MANTISSA).bitcast(f32, largest.width)
     number = lambda x: constant(x, i32, largest.width)
     return select(finite, byte, number(SCALE_NAN)), inverse, select(finite, number(-1), number(0))
+
+
+def scales_of_bf16(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value, Value]:
+    """As `scale_of`, for an even number of bf16 bits (i16), two at a time in 32-bit arithmetic: (bytes as i16, factors
+    as bf16, masks as i16). No half of a word ever carries into the other."""
+    f, pairs, width = FORMATS[dtype], largest.width // 2, largest.width
+    words, both = largest.bitcast(i32, pairs), lambda x: x << 16 | x
+    halves = lambda v: v.bitcast(i16, width)
+    least = lambda v, x: minimum(halves(v), x).bitcast(i32, pairs)
+    most = lambda v, x: maximum(halves(v), x).bitcast(i32, pairs)
+    top = words
+    if round_up:
+        fraction = int((dtype.largest / 2.0**f.largest_exponent - 1) * (1 << bf16.mantissa))
+        top = top + both((1 << bf16.mantissa) - 1 - fraction)
+    exponent = (top >> bf16.mantissa) & both(0x1FF)
+    byte = most(exponent, f.largest_exponent) - both(f.largest_exponent)
+    factor = (both(2 * SCALE_BIAS) - byte) << bf16.mantissa
+    last = (INFINITE >> 16) - 1  # finite up to here
+    infinite = least(most(words, last) - both(last), 1)
+    mask = (both(1) - infinite) * 0xFFFF
+    byte = byte | ((mask ^ -1) & both(SCALE_NAN))
+    return halves(byte), factor.bitcast(bf16, width), halves(mask)
 
 
 def scale_factor(byte: Value) -> Value:

@@ -83,15 +83,18 @@ class _Stages:
         k, source, size = self.k, self.source, self.dtype.bytes
         narrow = lambda s: self._once(("i32", s), lambda: s.to(i32), s) if isinstance(s, Value) else s
         self.stride = tuple(map(narrow, source.stride))
-        offset = lambda i: sum((c * s for c, s in zip(self.chunk_at(k.thread, i), self.stride)), 0) * size
-        key = ("ring", self.extent, self.swizzle, self.chunk, k.workgroup_size, self.stride, size)
+        key = ("ring", type(self), self.extent, self.swizzle, self.chunk, k.workgroup_size, self.stride, size)
         self.lane_bytes = [
-            self._once((*key, i), lambda: offset(i), *(s for s in self.stride if isinstance(s, Value)))
+            self._once((*key, i), lambda: self._offset(i), *(s for s in self.stride if isinstance(s, Value)))
             for i in range(loads)
         ]
         self.step = source.stride[self.along] * self.depth  # elements from tile to tile
         if not self.run_time:
             self.span, self.last_span = self._span(self.depth), self._span(self.last)
+
+    def _offset(self, load: int):
+        """Bytes from a tile's origin to this thread's chunk number `load` in memory."""
+        return sum((c * s for c, s in zip(self.chunk_at(self.k.thread, load), self.stride)), 0) * self.dtype.bytes
 
     def _once(self, key, make, *uses):
         return self.k.once(key, make, uses)

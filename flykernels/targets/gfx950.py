@@ -91,6 +91,7 @@ class Gfx950(Gpu):
     vector_bytes, banks = limits.vector_bytes, limits.banks
     held_bytes = 128  # registers a thread may give to one held row, in bytes
     scopes = MappingProxyType({"workgroup": "workgroup", "device": "agent"})  # LLVM's names
+    packed_nan_maximum = ()
     packed_maximum = (f16,)  # types of which one instruction compares two pairs, NaN or not
 
     # Lanes that one turn of an LDS read serves together: the orders in which it may be (which one it is, only the
@@ -221,7 +222,7 @@ class Gfx950(Gpu):
         kind = {f8e4m3fn: "fp8", f8e5m2: "bf8", f4e2m1: "fp4"}.get(dtype)
         if kind is None:
             return None
-        x = x.to(f32) * factor
+        x = x.to(f32) * factor.to(f32)
         if dtype != f4e2m1:
             x = minimum(maximum(x, -dtype.largest), dtype.largest)
         one, half = constant(1.0, f32), mlir_type(i16, 2)

@@ -53,6 +53,7 @@ class Sm90a(Gpu):
     held_bytes = 128  # registers a thread may give to one held row, in bytes
     scopes = MappingProxyType({"workgroup": "block", "device": "device"})  # LLVM's names
     packed_maximum = (bf16, f16)  # types of which one instruction compares two pairs, NaN or not
+    packed_nan_maximum = packed_maximum  # those of which one instruction gives the greater of two pairs, or NaN
     publishes_alone = True  # fences are cumulative over what a barrier ordered before them (PTX ISA, memory model)
 
     # mma.sync.m16n8k16: lane = 4 * row + pair of columns
@@ -165,12 +166,25 @@ class Sm90a(Gpu):
     def small_floats(self, x: Value, factor: Value, dtype: DType) -> Value | None:
         """x times a power of two -> words of FP8 codes, two an instruction (it saturates); bf16 to FP4 by arithmetic on
         pairs of 16 bits. See lang.microscaling.words."""
-        if dtype == f4e2m1 and x.dtype == bf16 and x.width % 8 == 0:
-            return sm90a_fp4.from_bf16(x, factor)
+        if dtype == f4e2m1 and factor.dtype == bf16 and x.width % 8 == 0:
+            return sm90a_fp4.along(x, factor)
+        x = x * factor if factor.dtype == bf16 else x.to(f32) * factor  # of bf16 two an instruction, and exact
         kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
-        if kind is None:
+        return self._words(x, kind) if kind else None
+
+    def small_floats_down(self, rows: list[Value], factors: Value, dtype: DType) -> list[Value] | None:
+        """See lang.microscaling.words_down; bf16 is scaled before columns are taken out of the rows' registers."""
+        if factors.dtype != bf16:
             return None
-        x = x.to(f32) * factor
+        if dtype == f4e2m1 and len(rows) == 8:
+            return sm90a_fp4.down(rows, factors)
+        rows = [r * factors for r in rows]
+        kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
+        column = lambda c: vector_of([r[c] for r in rows])
+        return [self._words(column(c), kind) for c in range(factors.width)] if kind else None
+
+    def _words(self, x: Value, kind: str) -> Value:
+        x = x.to(f32)
         pair = lambda i: Value(intrinsic(f"llvm.nvvm.ff.to.{kind}.rn", mlir_type(i16), x[i + 1], x[i]), i16)
         pairs = vector_of([pair(i) for i in range(0, x.width, 2)])
         return pairs.bitcast(i32, x.width // 4)

@@ -9,13 +9,14 @@ and writes whole cache lines of it. The text serves gfx950 and sm_90a; what diff
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import DType, bf16, f32, i16, i32, u8
-from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum
+from flykernels.dtypes import DType, bf16, f16, f32, i16, i32, u8
+from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum, minimum
 from flykernels.lang.fragment import Fragment
-from flykernels.lang.microscaling import scale_of, words
-from flykernels.lang.values import Value, vector_of
+from flykernels.lang.microscaling import scale_of, scales_of_bf16, words, words_down
+from flykernels.lang.values import Value, absolute, maximum_or_nan, select, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK
 from templates.gemm.order import grouped
@@ -36,6 +37,9 @@ class GpuConfig:
     groups   into which a wave's lanes are divided along rows: 4 with columns, else 1 (longest runs of memory)
     held     rows of a thread; 8 with columns
     lanes    of a wave, the target's
+    strip    tiles along a row that a workgroup does one after the other, with both orientations (a power of two): their
+             rows' scales leave together. A sector of memory costs its time however few bytes of it are written
+    ahead    with strips: the next tile is on its way while one is encoded
     beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
     group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X"""
 
@@ -45,6 +49,8 @@ class GpuConfig:
     held: int = BLOCK // SHARE
     beside: int = 1
     group: int = 1
+    strip: int = 1
+    ahead: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
@@ -83,7 +89,12 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
     if target.name == "sm90a":
         if not p.columns:
             return GpuConfig((1, 8), 1, target.lanes, 4, 6)
-        return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=3 if p.rows else 4)
+        beside = 2 if p.input_type == f32 else 3  # twice the registers hold X
+        if not p.rows:
+            return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=beside)
+        if p.input_type == bf16:
+            return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=2, strip=4, ahead=True)
+        return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
     if p.columns:
         return GpuConfig((SHARE, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
     return GpuConfig((SHARE, 1), 1, target.lanes)
@@ -98,90 +109,142 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     m, (rows, columns) = given["m"], cfg.tile
     if p.columns and cfg.groups * cfg.held != BLOCK:
         raise ValueError(f"{cfg}: a wave holds whole blocks of {BLOCK} rows with columns")
-    k.grid = ((Extent(p.n, columns), Extent("m", rows)),)
+    if cfg.strip & (cfg.strip - 1) or (cfg.strip > 1 and not (p.rows and p.columns)):
+        raise ValueError(f"{cfg}: strips are of 2, 4, ... tiles, and for both orientations")
+    k.grid = ((Extent(p.n, columns * cfg.strip), Extent("m", rows)),)
     tiles = -(-p.n // columns)
-    down = ((m + (rows - 1)) // rows).to(i32)
-    at = tuple(k.target.uniform(x) for x in grouped(k.workgroup_id(), down, tiles, cfg.group))
+    strips, down = -(-tiles // cfg.strip), ((m + (rows - 1)) // rows).to(i32)
+    i = k.workgroup_id()
+    where = (i // strips, i % strips) if cfg.group == 1 else grouped(i, down, strips, cfg.group)
+    row, strip = (k.target.uniform(x) if isinstance(x, Value) else x for x in where)
 
     # layouts
     x = replace(
         given["x"], shape=(m, p.n), stride=(given["x_row"], 1), multiple=(1, p.n),
-        stride_multiple=max(1, p.align_x // p.input_type.bytes),
+        stride_multiple=max(1, p.align_x // p.input_type.bytes), zeros=False,
     )  # fmt: skip
     held = ThreadValues(cfg.tile, cfg.spread(0, 1, 1, 1), Mode(EACH, 1, 1), (Mode(cfg.held, 0, 1),))
+    turned = Turned(k, p, cfg) if p.columns else None
+    tally = Tally(k, cfg) if cfg.strip > 1 else None
 
-    # X, once
-    values = k.fragment(held).load(x.tile(cfg.tile, *at))
-    if p.rows:
-        along_rows(k, p, cfg, values, given, at)
-    if p.columns:
-        if p.rows:  # held as they came; their f32 values are made a second time
-            again = lambda v: vector_of([k.target.opaque(w) for w in words_of(v)]).bitcast(v.dtype, EACH)
-            values = values.map(again)
-        along_columns(k, p, cfg, values, given, at)
+    def tile(number, at, values):
+        """X's tile `at`, as it was read; it is the workgroup's `number`-th."""
+        if p.rows:
+            along_rows(k, p, cfg, values, given, at, tally and tally.of(number))
+        if turned:
+            if p.rows:  # held as they came; their f32 values are made a second time
+                again = lambda v: vector_of([k.target.opaque(w) for w in words_of(v)]).bitcast(v.dtype, EACH)
+                values = values.map(again)
+            along_columns(k, p, cfg, values, given, at, turned.of(number))
+
+    if tally is None:
+        tile(0, (row, strip), k.fragment(held).load(x.tile(cfg.tile, row, strip)))
+        return
+
+    first = strip * cfg.strip
+    count = minimum(tiles - first, cfg.strip)
+
+    load = k.fragment(held).load
+    if cfg.ahead:
+
+        @k.loop(0, count, carry=load(x.tile(cfg.tile, row, first)))
+        def _(number, values):
+            after = x.tile(cfg.tile, row, first + minimum(number + 1, count - 1))
+            left = select(number + 1 < count, after.shape[0], 0)  # nothing after the last
+            here = (("volatile_", True),)  # else the assembler moves them down to where the loop ends
+            after = load(replace(after, shape=(left, after.shape[1]), tags=here))
+            tile(number, (row, first + number), values)
+            return after
+    else:
+
+        @k.loop(0, count)
+        def _(number):
+            at = (row, first + number)
+            tile(number, at, load(x.tile(cfg.tile, *at)))
+
+    k.barrier()
+    to = matrix(given["scales"], u8, m, p.n // BLOCK).tile(tally.take.tile, row, strip)
+    held = replace(tally.board, shape=(rows, count * tally.each), multiple=(rows, 1))
+    k.fragment(tally.take).store(to, k.fragment(tally.take).load(held))
 
 
-def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at):
-    """Codes and scales of blocks along rows, straight from registers."""
+class Turned:
+    """LDS in which columns' codes and scales are turned round. Of two tiles that follow one another each has its own:
+    then one barrier a tile will do."""
+
+    def __init__(self, k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
+        (rows, columns), per, self.count = cfg.tile, 32 // p.output_type.bits, min(2, cfg.strip)
+        deep = rows // per
+        self.codes = k.shared(i32, Layout.compact(self.count, columns, deep), shelf_swizzle(columns, deep))
+        self.scales = k.shared(u8, Layout.compact(self.count, columns, rows // BLOCK))
+
+    def of(self, number) -> tuple[View, View]:
+        """Words of codes (columns, rows / numbers a word) and scales (columns, rows / 32) of a workgroup's tile."""
+        return self.codes[number % self.count], self.scales[number % self.count]
+
+
+class Tally:
+    """LDS that gathers the rows' scales of a strip of tiles."""
+
+    def __init__(self, k: Kernel, cfg: GpuConfig):
+        rows, self.each = cfg.tile[0], cfg.tile[1] // BLOCK
+        self.board = k.shared(u8, Layout.compact(rows, cfg.strip * self.each))
+        self.take = lines(rows, cfg.strip * self.each, cfg.workgroup_size, 1)
+
+    def of(self, number) -> View:
+        """Scales (rows, columns / 32) of a workgroup's tile."""
+        return self.board.at(0, number * self.each)
+
+
+def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, board: View | None):
+    """Codes and scales of blocks along rows, straight from registers; scales to `board` if there is one."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
-    codes: list[Value] = []
-    scales: list[Value] = []
-    for v in values.values():
-        size = shared(k, wide(magnitude(v).fold(maximum), v.dtype), 1)
-        byte, factor, mask = scale_of(size, p.output_type, p.round_up)
-        codes.append(words(v, factor, p.output_type) & mask)
-        scales.append(byte.to(u8))
-    matrix = lambda name, kind, width: replace(
-        given[name], dtype=kind, shape=(m, width), stride=(width, 1), multiple=(1, width)
-    )
+    byte, factor, mask = scales_of(p, shared(k, largest_of(values.values()), 1))
     to = ThreadValues((rows, columns // per), _along(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
-    store(k, to, matrix("codes", i32, p.n // per).tile(to.tile, *at), codes)
+    codes = matrix(given["codes"], i32, m, p.n // per).tile(to.tile, *at)
+    for r, (d, v) in enumerate(zip(values.names(), values.values(), strict=True)):
+        found = words(v, factor[r], p.output_type) & mask[r].to(i32)
+        codes.store(k, to, d, vector_of([k.target.opaque(found[i]) for i in range(found.width)]))
     first, *others = cfg.spread(0, 1, 1, 1)
     lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
     to = ThreadValues((rows, columns // BLOCK), lanes, Mode(1, 1, 1), (Mode(cfg.held, 0, 1),))
-    store(k, to, matrix("scales", u8, p.n // BLOCK).tile(to.tile, *at), scales)
+    if board is None:
+        board = matrix(given["scales"], u8, m, p.n // BLOCK).tile(to.tile, *at)
+    store(k, to, board, [byte[r].to(u8) for r in range(cfg.held)])
 
 
-def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at):
+def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, turned):
     """Codes and scales of blocks along columns: a tile is turned round in LDS, then written line by line."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
-    rows_ = values.values()
-    size = magnitude(rows_[0])
-    for other in rows_[1:]:
-        size = maximum(size, magnitude(other))
-    size = shared(k, size, cfg.across)
-    codes: list[Value] = []
-    scales: list[Value] = []
-    for c in range(EACH):
-        byte, factor, mask = scale_of(wide(size[c], p.input_type), p.output_type, p.round_up)
-        column = vector_of([v[c] for v in rows_])
-        codes.append(words(column, factor, p.output_type) & mask)
-        scales.append(byte.to(u8))
+    rows_, (shelf, board) = values.values(), turned
+    byte, factor, mask = scales_of(p, shared(k, most_of(k, rows_), cfg.across))
 
     # into LDS as registers hold it
-    deep, blocks = rows // per, rows // BLOCK
-    shelf = k.shared(i32, Layout.compact(columns, deep), shelf_swizzle(deep))
-    board = k.shared(u8, Layout.compact(columns, blocks))
     threads = (
         Mode(cfg.across, 0, EACH),
         Mode(cfg.groups, 1, cfg.held // per),
         Mode(cfg.waves[0], 1, BLOCK // per),
         Mode(cfg.waves[1], 0, cfg.across * EACH),
     )
-    put = ThreadValues((columns, deep), threads, Mode(cfg.held // per, 1, 1), (Mode(EACH, 0, 1),))
-    store(k, put, shelf, codes)
+    put = ThreadValues((columns, rows // per), threads, Mode(cfg.held // per, 1, 1), (Mode(EACH, 0, 1),))
+    for c, word in enumerate(words_down(rows_, factor, p.output_type)):
+        shelf.store(k, put, (c,), word & mask[c].to(i32))
     one = (threads[0], Mode(cfg.groups, 1, 0), Mode(cfg.waves[0], 1, 1), threads[3])
-    store(k, ThreadValues((columns, blocks), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),)), board, scales)
+    put = ThreadValues((columns, rows // BLOCK), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),))
+    store(k, put, board, [byte[c].to(u8) for c in range(EACH)])
     k.barrier()
 
     # and out by rows of the transposed result
     for name, held, each, vector in (("codes_t", shelf, per, WIDE), ("scales_t", board, BLOCK, 1)):
         take = lines(columns, rows // each, cfg.workgroup_size, vector)
-        to = replace(
-            given[name], dtype=held.dtype, shape=(p.n, m // each), stride=(m // each, 1),
-            multiple=(p.n, BLOCK // each), stride_multiple=BLOCK // each,
-        )  # fmt: skip
+        to = replace(matrix(given[name], held.dtype, p.n, m // each), multiple=(p.n, BLOCK // each))
+        to = replace(to, stride_multiple=BLOCK // each)
         k.fragment(take).store(to.tile(take.tile, *at[::-1]), k.fragment(take).load(held))
+
+
+def matrix(view: View, dtype: DType, rows, width) -> View:
+    """A result as a dense (rows, width) matrix of a type."""
+    return replace(view, dtype=dtype, shape=(rows, width), stride=(width, 1), multiple=(1, width))
 
 
 def magnitude(v: Value) -> Value:
@@ -190,25 +253,49 @@ def magnitude(v: Value) -> Value:
     return v.bitcast(kind, v.width) & int(kind.largest)
 
 
-def wide(size: Value, dtype: DType) -> Value:
-    """What `magnitude` gave for a type, as bits of f32 (i32)."""
-    if dtype == bf16:
-        return size.to(i32) << 16
-    return size if dtype == f32 else size.bitcast(dtype).to(f32).bitcast(i32)
+def most_of(k: Kernel, rows: list[Value]) -> Value:
+    """Element by element the largest magnitude's bits.
+
+    As floats where the target compares two pairs of those, NaN or not: what encodes asks for the bits, and so no
+    register keeps them from here to there."""
+    if rows[0].dtype in k.target.packed_nan_maximum:
+        return magnitude(reduce(maximum_or_nan, map(absolute, rows)))
+    return reduce(maximum, map(magnitude, rows))
+
+
+def largest_of(rows: list[Value]) -> Value:
+    """The largest magnitude's bits of each vector: one vector over all of them. Of 16-bit types two rows at a time."""
+
+    def halved(v: Value, width: int) -> Value:
+        while v.width > width:
+            n = v.width // 2
+            v = maximum(v.shuffle(list(range(n))), v.shuffle(list(range(n, 2 * n))))
+        return v
+
+    each = [magnitude(v) for v in rows]
+    if each[0].dtype != i16:
+        return vector_of([halved(size, 1)[0] for size in each])
+    pairs = [halved(size, 2) for size in each]
+    both = [maximum(a.shuffle([0, 2], b), a.shuffle([1, 3], b)) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+    return vector_of([b[i] for b in both for i in range(2)])
+
+
+def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, Value, Value]:
+    """(bytes, factors, masks) of blocks whose largest magnitudes `magnitude` gave."""
+    if p.input_type == bf16:
+        return scales_of_bf16(size, p.output_type, p.round_up)
+    wide = size if p.input_type == f32 else size.bitcast(f16, size.width).to(f32).bitcast(i32, size.width)
+    return scale_of(wide, p.output_type, p.round_up)
 
 
 def shared(k: Kernel, size: Value, distance: int) -> Value:
     """Element by element the largest among the SHARE lanes that are `distance` apart; 32 bits are exchanged at once."""
-    kind, width = size.dtype, size.width
-    each = [size] if width is None else words_of(size)
+    kind, each = size.dtype, words_of(size)
+    as_before = lambda w: w.bitcast(kind, 32 // kind.bits)
     for step in (distance << i for i in range(SHARE.bit_length() - 1)):
         pairs = [k.target.exchange(k, w, step) for w in each]
-        if width is None:
-            each = [maximum(a, b) for a, b in pairs]
-        else:
-            as_before = lambda w: w.bitcast(kind, 32 // kind.bits)
-            each = [maximum(as_before(a), as_before(b)).bitcast(i32) for a, b in pairs]
-    return each[0] if width is None else vector_of(each).bitcast(kind, width)
+        each = [maximum(as_before(a), as_before(b)).bitcast(i32) for a, b in pairs]
+    return vector_of(each).bitcast(kind, size.width)
 
 
 def words_of(v: Value) -> list[Value]:
@@ -229,10 +316,10 @@ def lines(rows: int, width: int, threads: int, vector: int) -> ThreadValues:
     return ThreadValues((rows, width), lanes, Mode(vector, 1, 1), (Mode(-(-rows // deep), 0, deep),))
 
 
-def shelf_swizzle(width: int) -> Swizzle:
+def shelf_swizzle(columns: int, width: int) -> Swizzle:
     """Of the (columns, width) words in LDS. Lanes that write together are EACH columns apart, so without it on one
     bank; the column's number, a step of EACH at a time, is added (bit by bit) to the place of WIDE words in its row."""
-    bits = (width // WIDE).bit_length() - 1
+    bits = min(width // WIDE, columns // EACH).bit_length() - 1
     if bits < 1:
         return IDENTITY
     base, row = WIDE.bit_length() - 1, width.bit_length() - 1

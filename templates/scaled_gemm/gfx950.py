@@ -24,8 +24,8 @@ from templates.gemm.gfx950_output import last_of_slices, slot_bytes, store
 from templates.gemm.order import tile_of
 
 from .arguments import declared
-from .gfx950_config import WORD, ScaledConfig, staged
-from .gfx950_operands import LoadedScales, ScaledMma, ScaledRing, Slots, SlotScales
+from .gfx950_config import WORD, ScaledConfig
+from .gfx950_operands import LoadedScales, ScaledMma, ScaledRing, ShiftedScales, Slots, SlotScales
 from .problem import ALIGN, ScaledGemmProblem
 
 K_STEP = 16  # numbers: K's multiple without block scaling, as torch's _scaled_mm asks; FP8 rows then are whole chunks
@@ -69,10 +69,11 @@ def scaled_gemm(k: Kernel, p: Any, cfg: ScaledConfig):
         )
         views[which] = x.tile((tile, width // cfg.split_k), at, piece)
         if p.scaling == "block":
-            of = replace(of, shape=(count, p.blocks), stride=(p.blocks, 1), alignment=WORD if staged(p) else 1)
-            of = of.tile((tile, p.blocks // cfg.split_k), at, piece)
-            scales[which] = SlotScales(k, cfg, mma, of, which) if staged(p) else LoadedScales(k, cfg, mma, of, which)
-    slots = Slots(*scales.values()) if staged(p) else None
+            whole = p.blocks % WORD == 0
+            of = replace(of, shape=(count, p.blocks), stride=(p.blocks, 1), alignment=WORD if whole else 1)
+            kind = LoadedScales if not cfg.staged(p) else SlotScales if whole else ShiftedScales
+            scales[which] = kind(k, cfg, mma, of.tile((tile, p.blocks // cfg.split_k), at, piece), which)
+    slots = Slots(*scales.values()) if cfg.staged(p) else None
     ring = lambda which, view, rows, part: ScaledRing(k, p, cfg, which, view, rows, scales.get(which), part * rows)
 
     # prologue and main loop

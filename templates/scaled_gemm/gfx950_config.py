@@ -27,7 +27,7 @@ class ScaledConfig(Gfx950Config):
     """As the dense kernel's, but tile_k counts numbers (a multiple of 128) and shape is "16x16x128" or "32x32x64".
 
     With block scaling the scales of several K tiles share a slot of LDS; where rows of scales are no whole words
-    (K no multiple of 128), they are loaded into registers instead."""
+    (K no multiple of 128), those of a ring are loaded into registers instead."""
 
     tile_k: int = 128
     shape: str = "16x16x128"
@@ -56,7 +56,11 @@ class ScaledConfig(Gfx950Config):
     def ring_bytes(self, p) -> int:
         """Of the rings of A, B and scales."""
         tiles = self.stages * (self.tile_m * self.bytes_of(p, "a") + self.tile_n * self.bytes_of(p, "b"))
-        return tiles + (SLOTS * (self.tile_m + self.tile_n) * self.slot_bytes if staged(p) else 0)
+        return tiles + (SLOTS * (self.tile_m + self.tile_n) * self.slot_pitch(p.blocks) if self.staged(p) else 0)
+
+    def staged(self, p) -> bool:
+        """Whether scales come through LDS: where rows of them are whole words, and to interleaved tiles."""
+        return p.scaling == "block" and (p.blocks % WORD == 0 or self.interleaved)
 
     @property
     def tiles_a_slot(self) -> int:
@@ -77,10 +81,10 @@ class ScaledConfig(Gfx950Config):
         """Of a row's scales in a slot."""
         return self.tiles_a_slot * self.tile_k // BLOCK
 
-
-def staged(p) -> bool:
-    """Whether scales come through LDS."""
-    return p.scaling == "block" and p.k % (BLOCK * WORD) == 0
+    def slot_pitch(self, blocks: int) -> int:
+        """From a row of a slot to the next, rows of scales being so long: with up to 3 bytes before the scales where
+        they are no whole words, twice as many, since whole loads by all threads are wanted."""
+        return self.slot_bytes if blocks % WORD == 0 else 2 * self.slot_bytes
 
 
 def _spread(kind: DType, rows: int, steps: int) -> ThreadValues:

@@ -14,7 +14,6 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.matrix import TiledMma
 from flykernels.lang.memory import advance
 from flykernels.lang.ring import Ring
-from flykernels.lang.values import minimum
 from flykernels.microscaling import BLOCK, FORMATS
 
 from .gfx950_config import SLOTS, WORD, ScaledConfig, byte_swizzle
@@ -54,6 +53,7 @@ class ScaledRing(Ring):
         atom, depth = cfg.spread_atom(p), cfg.bytes_of(p, which)
         operand, kind = (atom.a, p.a_type) if which == "a" else (atom.b, p.b_type)
         super().__init__(k, source, (rows, depth), cfg.stages, byte_swizzle(operand, rows, depth))
+        self.last_span = self.span  # K ends between chunks, and `_inside` knows where: no second size to remember
         self.scales, self.first, self.count = scales, first, cfg.steps()
         self.block = BLOCK // FORMATS[kind].per_byte  # bytes
 
@@ -73,9 +73,9 @@ class SlotScales(Ring):
     """Scales of one operand in LDS: each slot holds those of `per` K tiles, for all rows of the workgroup's tile."""
 
     def __init__(self, k: Kernel, cfg: ScaledConfig, mma: TiledMma, source: View, which: str):
-        rows = cfg.tile_m if which == "a" else cfg.tile_n
-        super().__init__(k, source, (rows, cfg.slot_bytes), SLOTS, chunk=WORD)
-        self.per, self.tile_scales, self.blocks = cfg.tiles_a_slot, cfg.tile_k // BLOCK, source.shape[1]
+        rows, self.blocks = cfg.tile_m if which == "a" else cfg.tile_n, source.shape[1]
+        super().__init__(k, source, (rows, cfg.slot_pitch(self.blocks)), SLOTS, chunk=WORD)
+        self.per, self.tile_scales = cfg.tiles_a_slot, cfg.tile_k // BLOCK
         self.layout = scale_layout(mma, which)
         self.end = self._span(source.shape[1])
 
@@ -83,16 +83,40 @@ class SlotScales(Ring):
         """The last slot may reach past the end of its rows: then it holds scales of the next row, which `read` leaves
         out. Nothing past the end of the last row is read."""
         step = self.step * t if isinstance(t, int) else (t * self.step).to(i64)
-        size = minimum(self.span, self.end - step)
+        size = self.end - step
         return self.k.target.buffer(advance(self.source.pointer, step, u8), size), False
 
     def read(self, first: int, t, step: int) -> Scales:  # type: ignore[override]
         """Of K step `step` of tile t, for rows from `first` on."""
         view = self.stage(t // self.per).tagged(noalias_scopes=self.scope)
-        view = replace(view, pointer=advance(view.pointer, t % self.per * self.tile_scales, u8))
+        pointer = advance(view.pointer, t % self.per * self.tile_scales, u8)
+        return self._scales(replace(view, pointer=pointer), first, t, step)
+
+    def _scales(self, view: View, first: int, t, step: int) -> Scales:
+        """view: LDS from where the tile's scales begin."""
         got = self.k.fragment(self.layout.shifted(first, 0)).load(view)
         left = self.blocks - t * self.tile_scales if isinstance(t, int) else self.tile_scales
         return scales_of(got if left >= self.tile_scales else got.below(1, left), step)
+
+
+class ShiftedScales(SlotScales):
+    """SlotScales where rows of scales are no whole words: of each row the words are fetched in which a slot's scales
+    lie, from the one that holds the first. So a row's scales stand 0 to 3 bytes further on in LDS, by its number."""
+
+    def __init__(self, k: Kernel, cfg: ScaledConfig, mma: TiledMma, source: View, which: str):
+        super().__init__(k, cfg, mma, source, which)
+        self.step, self.tiles = cfg.slot_bytes, ceil(self.blocks / cfg.slot_bytes)
+
+    def _offset(self, load: int):
+        row, column = self.chunk_at(self.k.thread, load)
+        return (row * self.stride[0] & -WORD) + column
+
+    def read(self, first: int, t, step: int) -> Scales:  # type: ignore[override]
+        row = self.layout.shifted(first, 0).origin(self.k.thread)[0]  # those of other pieces are whole words away
+        at = row * (self.blocks % WORD) & (WORD - 1)
+        view = self.stage(t // self.per).tagged(noalias_scopes=self.scope)
+        pointer = advance(advance(view.pointer, at, u8), t % self.per * self.tile_scales, u8)
+        return self._scales(replace(view, pointer=pointer, alignment=1), first, t, step)
 
 
 class LoadedScales:

@@ -12,7 +12,7 @@ from templates.gemm.problem import GemmProblem
 from templates.gemm.space import Candidate, Dropped, Space
 
 from . import gfx950
-from .gfx950_config import STEP, ScaledConfig, staged
+from .gfx950_config import STEP, WORD, ScaledConfig
 from .problem import ALIGN, ScaledGemmProblem
 
 STAGES_MOST = 4
@@ -86,8 +86,6 @@ def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:
     for which, rows in (("a", cfg.part[0]), ("b", cfg.part[1])):
         if rows * cfg.bytes_of(p, which) % (ALIGN * cfg.workgroup_size):
             return f"{which.upper()}'s tile is less than one load of {ALIGN} bytes by {cfg.workgroup_size} threads"
-    if cfg.interleaved and p.scaling == "block" and not staged(p):
-        return f"K = {p.k}: scales come through registers, for which the interleaved loop has no place"
     if cfg.stages > STAGES_MOST:
         return (
             f"{cfg.stages} stages: LLVM addresses some of them from below LDS's beginning, which the simulator refuses"
@@ -95,8 +93,13 @@ def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:
     sums = cfg.tile_m * cfg.tile_n // cfg.workgroup_size  # a lane's
     if cfg.schedule == "eight" and p.scaling == "block" and sums > SUMS_BESIDE_NEXT:
         return f"{sums} sums a lane, scales and the next K tile's first half: more than the registers there are"
-    if cfg.interleaved and p.k % cfg.tile_k:
-        return f"K = {p.k} ends within a K tile of {cfg.tile_k}: the interleaved loop's tail would spill registers"
+    if cfg.interleaved and sums > SUMS_BESIDE_NEXT:
+        tiles, rest = -(-p.k // cfg.tile_k), p.k % cfg.tile_k
+        least = space_gfx950.LOOP_TILES + bool(rest)
+        if tiles < least:
+            return f"K = {p.k} is {tiles} K tiles: with fewer than {least} their sums and ends need too many registers"
+        if rest and cfg.steps() > 1 and p.blocks % WORD and (tiles % 2 == 0 or rest == BLOCK):
+            return f"K = {p.k} ends {rest} numbers into a K tile of two steps: shifted scales leave no registers for it"
     if cfg.lds_bytes(p) > limits.shared_bytes:
         return f"{cfg.lds_bytes(p)} bytes of LDS with scales; a workgroup has {limits.shared_bytes}"
     if p.k % (cfg.split_k * cfg.tile_k) and cfg.split_k > 1:

@@ -10,6 +10,7 @@ import pytest
 from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950
 from templates.quantize.arguments import outputs, shapes
+from templates.quantize.gpu import GpuConfig
 from templates.quantize.problem import MODES, QuantizeProblem
 
 from .case import GUARD, compare, compiled, guarded, numbers, stored
@@ -18,8 +19,8 @@ FORMATS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
 ORIENTATIONS = {"rows": (True, False), "columns": (False, True), "both": (True, True)}
 
 
-def run(p: QuantizeProblem, x: np.ndarray, pad: int = 0) -> dict[str, np.ndarray]:
-    code = compiled(p, gfx950)
+def run(p: QuantizeProblem, x: np.ndarray, pad: int = 0, config=None) -> dict[str, np.ndarray]:
+    code = compiled(p, gfx950, config)
     assert code.spills == 0 and code.scratch_bytes == 0
     memory, row = stored(p, x, pad)
     out = guarded(p, len(x))
@@ -35,6 +36,16 @@ def run(p: QuantizeProblem, x: np.ndarray, pad: int = 0) -> dict[str, np.ndarray
 def test_both_from_one_read(format, mode):
     p = QuantizeProblem(n=160, format=format, columns=True, mode=mode)
     run(p, numbers(p, 160))
+
+
+@pytest.mark.parametrize(("strip", "ahead"), [(2, False), (4, True)])
+@pytest.mark.parametrize("n", [416, 64])
+def test_strips_of_tiles(strip, ahead, n):
+    """Several tiles a workgroup, in turns of LDS; the last strip is short, its last tile cut."""
+    p = QuantizeProblem(n=n, format="f4E2M1FN", columns=True)
+    config = GpuConfig((2, 1), 4, gfx950.lanes, 8, strip=strip, ahead=ahead)
+    assert config.tile == (64, 128)
+    run(p, numbers(p, 96), config=config)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])

@@ -64,6 +64,22 @@ def test_interleaved_with_an_odd_number_of_k_tiles(schedule):
     run(ScaledGemmProblem(n=128, k=128 * 7, b_dtype=F4), cfg, 128)
 
 
+@pytest.mark.parametrize(("kind", "schedule", "more"), [
+    (F8, "four", 32), (F8, "eight", 96), (F4, "four", 64), (F4, "eight", 224), (F4, "four", 128),
+])  # fmt: skip
+def test_interleaved_where_k_ends_within_a_tile(kind, schedule, more):
+    """Rows of scales that are no whole words too: those of a slot stand up to 3 bytes further on in LDS."""
+    cfg = ScaledConfig(128, 128, 1024 // gfx950_bits(kind), 2, (2, 2), schedule=schedule)
+    p = ScaledGemmProblem(n=136, k=6 * cfg.tile_k + more, a_dtype=kind, b_dtype=kind, bias="row")
+    run(p, cfg, 140, workgroups=[(0, 0, 0), (3, 0, 0)], seed=more)
+
+
+def test_interleaved_tiles_are_offered_whatever_k():
+    p = ScaledGemmProblem(n=4096, k=4096 + 32, m_hint=4096)
+    kept = [c.config for c in candidates(p, gfx950).kept]
+    assert any(c.interleaved and c.tile_mn == (256, 256) for c in kept)
+
+
 @pytest.mark.parametrize("cfg", [
     ScaledConfig(32, 64, 512, 2, (1, 2), k_waves=2),
     ScaledConfig(64, 64, 128, 2, (2, 2), split_k=2),
@@ -131,6 +147,10 @@ def test_operand_reads_have_no_bank_conflicts(kind, shape):
         row, column = (o + w for o, w in zip(tv.origin(lanes), tv.walk(digits)))
         for phases in gfx950.read_phases.values():
             assert bank_conflicts(moved(row * depth + column), phases, 16, gfx950.limits.banks) == 1
+
+
+def gfx950_bits(kind: str) -> int:
+    return next(d.bits for d in OPERANDS if d.name == kind)
 
 
 def blocks_of(operand, step_bytes: int, block: int, steps: int) -> dict:

@@ -1,0 +1,72 @@
+"""The quantisers on the H200, byte by byte against the numpy reference: every format, type, orientation and mode."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from flykernels.launch.current import Launcher
+from flykernels.targets import sm90a
+from templates.quantize.arguments import outputs, shapes
+from templates.quantize.problem import INPUTS, MODES, QuantizeProblem
+from tests.quantize.case import GUARD, compare, compiled, guarded, numbers, stored
+
+FORMATS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+ORIENTATIONS = {"rows": (True, False), "columns": (False, True), "both": (True, True)}
+
+
+def run(p: QuantizeProblem, x: np.ndarray, pad: int = 0, config=None) -> dict[str, np.ndarray]:
+    code = compiled(p, sm90a, config)
+    memory, row = stored(p, x, pad)
+    bytes_of = torch.from_numpy(memory.view(np.uint8)).cuda()
+    out = guarded(p, len(x))
+    there = {name: torch.from_numpy(a).cuda() for name, a in out.items()}
+    Launcher(code)(bytes_of.data_ptr(), *(there[n].data_ptr() + GUARD for n in outputs(p)), len(x), row)
+    torch.cuda.synchronize()
+    for name in out:
+        out[name][:] = there[name].cpu().numpy()
+    compare(p, x, out)
+    return {n: out[n][GUARD:-GUARD].reshape(shapes(p, len(x))[n]) for n in outputs(p)}
+
+
+@pytest.mark.parametrize(("which", "dtype", "format", "mode"), list(product(ORIENTATIONS, INPUTS, FORMATS, MODES)))
+def test_bytes(which, dtype, format, mode):
+    rows, columns = ORIENTATIONS[which]
+    for n, m in ((160, 160), (1056, 384)):
+        p = QuantizeProblem(n=n, dtype=dtype, format=format, rows=rows, columns=columns, mode=mode)
+        run(p, numbers(p, m))
+
+
+@pytest.mark.parametrize(("which", "n", "m"), [("rows", 576, 37), ("columns", 90, 64), ("both", 96, 32)])
+@pytest.mark.parametrize("format", FORMATS)
+def test_tails_and_padded_rows(which, n, m, format):
+    rows, columns = ORIENTATIONS[which]
+    p = QuantizeProblem(n=n, format=format, rows=rows, columns=columns, align_x=2)
+    run(p, numbers(p, m), pad=3)
+
+
+@pytest.mark.parametrize("dtype", INPUTS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_nan_and_infinity_poison_their_block(dtype, format):
+    p = QuantizeProblem(n=64, dtype=dtype, format=format, columns=True)
+    x = numbers(p, 64)
+    x[5, 40], x[33, 3], x[40, 4] = np.nan, -np.inf, np.inf
+    got = run(p, x)
+    assert got["scales"][5, 1] == got["scales"][33, 0] == got["scales"][40, 0] == 255
+    assert (got["scales"] == 255).sum() == 3
+    assert got["scales_t"][40, 0] == got["scales_t"][3, 1] == got["scales_t"][4, 1] == 255
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_bf16_once(format):
+    """All 65536 bit patterns, each beside smaller ones: 2^16 numbers of the whole range, ties, subnormals."""
+    p = QuantizeProblem(n=2048, format=format, columns=True)
+    bits = np.arange(1 << 16, dtype=np.uint32).reshape(32, 2048)
+    x = (bits << 16).view(np.float32).astype(np.float64)
+    run(p, np.where(np.isfinite(x), x, 0.0))
+    blocks = np.repeat(2.0 ** np.arange(-120, 120)[:, None], 2048, 1)[:224]  # one binade a row, all its numbers
+    fraction = 1 + np.arange(2048) % 128 / 128
+    run(p, blocks * fraction * np.where(np.arange(2048) % 3, 1, -1) * 2.0 ** -(np.arange(2048) // 128 % 6))
