@@ -1,6 +1,6 @@
 """Compiles ahead what the bench will tune: a process that builds every candidate of some cases, and measures none.
 
-    python -m bench._h200_ahead KIND,M,N,K ...
+    python -m bench._h200_ahead KIND,M,N,K ... grouped,G,TOKENS,N,K ...
 
 Kernels of Triton's go to Inductor's cache and ours to our store, where the bench, which runs meanwhile, finds them. Its
 tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty caches: see _h200_layers.)
@@ -48,17 +48,24 @@ def main(named: list[str]) -> None:
     import inductor_plugin
 
     from . import _h200_gemm as gemm
+    from . import _h200_grouped as grouped
 
     inductor_plugin.enable()
     without_measuring()
     for text in named:
         kind, *sizes = text.split(",")
-        case = gemm.Case(kind, *map(int, sizes))
-        (given,) = gemm.operands(case, 1)
-        for backends in (gemm.ALL, gemm.WITHOUT if kind != "mm" else "TRITON"):
+        if kind == "grouped":
+            g, tokens, n, k = map(int, sizes)
+            case = grouped.Case(g, tokens, "balanced", n, k)
+            given, make = grouped.operands(case), grouped.compiled
+        else:
+            dense = gemm.Case(kind, *map(int, sizes))
+            given = gemm.operands(dense, 1)[0][:4]
+            make = lambda backends, kind=kind: gemm.compiled(gemm.function_of(kind), backends)
+        for backends in (gemm.ALL, gemm.WITHOUT if kind in ("gelu", "residual") else "TRITON"):
             torch._dynamo.reset()
             try:
-                gemm.compiled(gemm.function_of(kind), backends)(*given[:4])
+                make(backends)(*given)
             except Exception as e:
                 print(f"{text}: not built ahead: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
         del given

@@ -52,10 +52,21 @@ main.add_command(cache)
 @click.option("--weight-dtype", default=None, help="of rms_norm; default: --dtype; none: no weight")
 @click.option("--gradient", is_flag=True, help="of rms_norm: a call whose gradient is wanted")
 @click.option("--smallest", is_flag=True, help="of topk")
+@click.option("--groups", type=click.IntRange(0), default=8, show_default=True, help="of grouped_mm")
+@click.option(
+    "--form",
+    type=click.Choice(["m", "n", "k", "batch"]),
+    default="m",
+    show_default=True,
+    help="of grouped_mm: the axis that groups share out; its size is all groups' together",
+)
 @click.option("--target", type=click.Choice(["x86", "gfx950", "sm90a"]), default="x86", show_default=True)
-def explain(op: str, bias: str | None, weight_dtype: str | None, gradient: bool, smallest: bool, **options) -> None:
-    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...; of eager operators: rms_norm, topk) eligible, what are its
-    candidates, what won and from where. For an eager operator --m are the rows."""
+def explain(
+    op: str, bias: str | None, weight_dtype: str | None, gradient: bool, smallest: bool, groups: int, form: str,
+    **options,
+) -> None:  # fmt: skip
+    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...; grouped_mm; of eager operators: rms_norm, topk) eligible, what
+    are its candidates, what won and from where. For an eager operator --m are the rows."""
     base, _, activation = op.partition("+")
     if base in ("rms_norm", "topk"):
         from . import eager_explain
@@ -71,6 +82,12 @@ def explain(op: str, bias: str | None, weight_dtype: str | None, gradient: bool,
 
     if options["k"] is None:
         raise click.BadParameter(f"{op} needs --k")
+    if op in ("grouped_mm", "_grouped_mm"):
+        from .explain_grouped import GroupedQuestion
+
+        if form in ("n", "k") and options["m"] is None:
+            raise click.BadParameter(f"grouped_mm of form {form} needs --m")
+        sys.exit(0 if answer(GroupedQuestion("_grouped_mm", **options, form=form, groups=groups)) else 1)
     known = ("mm", "addmm", "bmm", "baddbmm", "_mkl_linear")
     if base not in known or activation not in ("", "none", "relu", "gelu", "gelu_tanh", "silu"):
         raise click.BadParameter(f"{op!r}: one of {', '.join(known)}, with or without +relu, +gelu, +gelu_tanh, +silu")

@@ -33,10 +33,12 @@ class Device:
         """The template's search space for a problem on this machine. Needs MLIR."""
         from flykernels import targets
         from templates.gemm import space as dense
-        from templates.gemm.problem import GemmProblem
+        from templates.grouped_gemm import space as grouped
+        from templates.grouped_gemm.problem import GroupedGemmProblem
         from templates.scaled_gemm import space as scaled
+        from templates.scaled_gemm.problem import ScaledGemmProblem
 
-        space = dense if isinstance(problem, GemmProblem) else scaled
+        space: Any = {ScaledGemmProblem: scaled, GroupedGemmProblem: grouped}.get(type(problem), dense)
         threads = self.description()["threads"] if self.target == "x86" else 1
         return space.candidates(problem, getattr(targets, self.target), threads)
 

@@ -23,6 +23,7 @@ from .fingerprint import versions
 from .kernels import Spec
 
 DROPPED_MOST = 100  # configurations that are listed one by one
+LETTERS = {"N": "row", "T": "col"}
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,13 @@ class Question:
     @property
     def problem(self) -> GemmProblem:
         base, _, activation = self.op.partition("+")
-        letters = {"N": "row", "T": "col"}
         return GemmProblem(
             n=self.n,
             k=self.k,
             dtype=self.dtype,
             out_dtype=self.dtype,
-            a=letters[self.layout[0]],
-            b=letters[self.layout[1]],
+            a=LETTERS[self.layout[0]],
+            b=LETTERS[self.layout[1]],
             batched=base in ("bmm", "baddbmm"),
             bias=self.bias if base in ("addmm", "baddbmm") or activation else "none",
             activation=activation or "none",
@@ -74,6 +74,11 @@ class Question:
             problem["batch"] = self.batch
         device = next(d for d in DEVICES.values() if d.target == self.target)
         return Key(self.op, problem, device.description(), versions())
+
+    @property
+    def title(self) -> str:
+        size = "symbolic" if self.m is None else self.m
+        return f"{self.op} M={size} N={self.n} K={self.k} {self.dtype} {self.layout} on {self.target}"
 
 
 def why_not(question: Question) -> str | None:
@@ -92,10 +97,7 @@ def why_not(question: Question) -> str | None:
 def answer(question: Question, console: Console | None = None) -> bool:
     """Print the answer; True if the problem is eligible."""
     console = console or Console()
-    size = "symbolic" if question.m is None else question.m
-    title = (
-        f"{question.op} M={size} N={question.n} K={question.k} {question.dtype} {question.layout} on {question.target}"
-    )
+    title = question.title
     reason = why_not(question) or _nothing_offered(question)
     if reason is not None:
         console.print(f"{title}\nnot eligible: {reason}")

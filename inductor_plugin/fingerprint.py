@@ -20,6 +20,7 @@ def fingerprint() -> str:
     """Plugin version, templates' source digest, MLIR version and the digest of a *pinned* cache.
 
     A cache that the process itself fills does not enter: it would change with every tuning."""
-    v, mode = versions("scaled_gemm"), settings.mode()  # its sources are the dense template's and its own
+    v, mode = versions("grouped_gemm"), settings.mode()
+    sources = "-".join(versions(t)["templates"][:16] for t in ("scaled_gemm", "grouped_gemm"))  # and the dense one's
     winners = settings.store().content_digest()[:16] if mode != "tune" else "-"
-    return f"flykernels-{v['plugin']}-{v['templates'][:16]}-{v['mlir']}-{mode}-{winners}"
+    return f"flykernels-{v['plugin']}-{sources}-{v['mlir']}-{mode}-{winners}"

@@ -17,10 +17,10 @@ from typing import Any
 
 from flykernels.codeobject import CodeObject
 from templates.gemm.problem import GemmProblem
-from templates.scaled_gemm.problem import ScaledGemmProblem
 
-from . import scaled, settings
+from . import settings
 from .counters import counters
+from .families import OWN
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Spec:
 
     op        ATen's name of the operation
     target    name of the target
-    problem   what is computed: a GemmProblem, or of "_scaled_mm" a ScaledGemmProblem
+    problem   what is computed: a GemmProblem, or of one of families.OWN its own
     config    the template's configuration, as JSON values
     artefact  digest of the code object in the store; "" if it was not built yet
     """
@@ -48,7 +48,7 @@ class Spec:
     @staticmethod
     def from_json(text: str) -> Spec:
         data = json.loads(text)
-        kind = ScaledGemmProblem if data["op"] == scaled.OP else GemmProblem
+        kind = OWN[data["op"]].PROBLEM if data["op"] in OWN else GemmProblem
         return Spec(**{**data, "problem": kind(**data["problem"])})
 
     @property
@@ -87,15 +87,13 @@ def code_for(spec: Spec) -> CodeObject:
 
 def _build(spec: Spec) -> CodeObject:
     """x86 kernels here; GPU kernels, which take LLVM longer, in processes, so that precompiling uses all cores."""
-    if spec.op == scaled.OP:
-        from templates.scaled_gemm.build import build_from_json as build_scaled
+    if spec.target != "x86":
+        return _workers().build(spec.problem, spec.config, spec.target)
+    if spec.op in OWN:
+        return OWN[spec.op].build(spec.problem, spec.config, spec.target)
+    from templates.gemm.build import build_from_json
 
-        return build_scaled(spec.problem, spec.config, spec.target)
-    if spec.target == "x86":
-        from templates.gemm.build import build_from_json
-
-        return build_from_json(spec.problem, spec.config, spec.target)
-    return _workers().build(spec.problem, spec.config, spec.target)
+    return build_from_json(spec.problem, spec.config, spec.target)
 
 
 @functools.cache
@@ -135,8 +133,8 @@ def aten(spec: Spec) -> Callable:
     """What ATen computes for the specification: callable(a, b, [bias], [residual], out=)."""
     import torch
 
-    if spec.op == scaled.OP:
-        return scaled.aten(spec.problem)
+    if spec.op in OWN:
+        return OWN[spec.op].aten(spec.problem)
     problem, activate = spec.problem, activation(spec.problem.activation)
 
     def run(a: Any, b: Any, *rest: Any, out: Any) -> Any:
@@ -163,8 +161,8 @@ def callable_for(spec: Spec) -> Callable:
     """A kernel for tensors: callable(a, b, [bias], [residual], out=). Raises if there is no code object to be had."""
     from .devices import DEVICES
 
-    if spec.op == scaled.OP:
-        return scaled.bind(code_for(spec), spec)
+    if spec.op in OWN:
+        return OWN[spec.op].bind(code_for(spec), spec)
     device = next(d for d in DEVICES.values() if d.target == spec.target)
     return device.bind(code_for(spec), spec)
 

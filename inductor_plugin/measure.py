@@ -15,8 +15,9 @@ from typing import Any
 from flykernels.dtypes import dtype as element_type
 from tuning_cache import FAILED, Key, Timing
 
-from . import kernels, private, scaled, settings
+from . import kernels, private, settings
 from .counters import counters
+from .families import OWN
 
 log = logging.getLogger(__name__)
 names = private.load().names
@@ -81,6 +82,11 @@ def _compare(spec: kernels.Spec, operands: list[Any], out: Any, start: int) -> N
         )
 
 
+def sane(spec: kernels.Spec, tensors: Any) -> Any:
+    """Inputs of a benchmark with numbers that the operation takes."""
+    return OWN[spec.op].sane(spec.problem, tensors) if spec.op in OWN else tensors
+
+
 class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
     """One candidate's measurement. Picklable: it holds descriptions, no tensors.
 
@@ -104,7 +110,8 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
 
     def calls(self, count: int) -> list[Any]:
         """Functions without arguments that run the candidate, each on tensors made for it."""
-        kernel, made = kernels.callable_for(self.spec), lambda: [m.to_tensor() for m in self.input_tensor_meta]
+        kernel = kernels.callable_for(self.spec)
+        made = lambda: sane(self.spec, [m.to_tensor() for m in self.input_tensor_meta])
         return [functools.partial(kernel, *made(), out=self.output_tensor_meta.to_tensor()) for _ in range(count)]
 
     @property
@@ -133,13 +140,12 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             artefact = settings.store().add(code)
             kernel = kernels.callable_for(self.spec)
             out.fill_(math.nan)
-            if self.spec.op == scaled.OP:
-                tensors = tuple(scaled.sane(self.spec.problem, tensors))
+            tensors = tuple(sane(self.spec, tensors))
             kernel(*tensors, out=out)
-            dense, operands = self.spec, list(tensors)
-            if self.spec.op == scaled.OP:
-                dense, operands = scaled.as_dense(self.spec.problem, tensors)
-            check(dense, operands, out)
+            own = OWN.get(self.spec.op)
+            parts = own.products(self.spec.problem, tensors, out) if own else [(self.spec, list(tensors), out)]
+            for dense, operands, result in parts:
+                check(dense, operands, result)
             counters["benchmarks"] += 1
             milliseconds = self.do_bench(lambda: kernel(*tensors, out=out), *tensors, out=out)
             return Timing(self.spec.name, round(milliseconds * 1e3, 3), self.spec.config, artefact)

@@ -294,16 +294,18 @@ def on_device(device: Any) -> Any:
     return torch.cuda.device(device)
 
 
-def calls(choice: Any, count: int) -> list:
-    """Functions without arguments that run a candidate of Inductor's own, each on tensors made for it."""
+def calls(choice: Any, sane: Any, count: int) -> list:
+    """Functions without arguments that run a candidate of Inductor's own, each on tensors made for it.
+
+    sane: input tensors of any numbers -> such that the operation takes"""
     names = load().names
     if not isinstance(choice, names.ExternKernelCaller):
         request = choice.bmreq
-        made = lambda: [m.to_tensor() for m in request.input_tensor_meta]
+        made = lambda: sane([m.to_tensor() for m in request.input_tensor_meta])
         return [request.make_run_fn(*made(), out=request.output_tensor_meta.to_tensor()) for _ in range(count)]
     call, meta = choice.to_callable(), names.TensorMeta.from_irnodes
     inputs, output = meta(list(choice.input_nodes)), meta(choice.layout)
-    made = lambda: [m.to_tensor() for m in inputs]
+    made = lambda: sane([m.to_tensor() for m in inputs])
     if choice.has_out_variant:
         return [functools.partial(call, *made(), out=output.to_tensor()) for _ in range(count)]
     return [functools.partial(call, *made()) for _ in range(count)]

@@ -14,8 +14,9 @@ from flykernels.dtypes import dtype as element_type
 from templates.gemm.problem import GemmProblem
 from tuning_cache import Key
 
-from . import private, scaled
+from . import private
 from .devices import device_for
+from .families import OWN
 from .fingerprint import versions
 from .strides import alignments, number, unit_stride
 
@@ -48,7 +49,7 @@ OPS = {
     "bmm": Op(0, 1, batched=True),
     "addmm": Op(1, 2, bias=0),
     "baddbmm": Op(1, 2, bias=0, batched=True),
-    "_scaled_mm": Op(0, 1),  # read by scaled.py
+    **{op: Op(0, 1) for op in OWN},  # read by modules of their own
     "_mkl_linear": Op(0, 2, weight=True),  # inputs: x, MKL's packed weight, the weight itself
 }
 
@@ -57,7 +58,8 @@ OPS = {
 class Request:
     """A problem with the IR nodes it is asked of.
 
-    problem   a GemmProblem, or of _scaled_mm a ScaledGemmProblem
+    problem   a GemmProblem, or of one of families.OWN its own
+    m         the size that only the run knows, or "symbolic"
     nodes     in the order the kernel takes them: a, b, [scales], bias if any, residual if any
     constant  B as a constant tensor of shape (K, N), where the graph has it frozen
     """
@@ -73,10 +75,11 @@ class Request:
     @property
     def key(self) -> Key:
         """The tuning cache's key: the problem with the sizes it is tuned for, this machine, these versions."""
-        problem = {**self.problem.key(), "m": self.m}
-        if self.problem.batched:
+        own = OWN.get(self.op)
+        problem = {**self.problem.key(), own.RUN_TIME_SIZE if own else "m": self.m}
+        if own is None and self.problem.batched:
             problem["batch"] = self.batch
-        template = "scaled_gemm" if self.op == scaled.OP else "gemm"
+        template = own.TEMPLATE if own else "gemm"
         description = device_for(self.layout.device).description(self.layout.device)
         return Key(self.op, problem, description, versions(template))
 
@@ -179,8 +182,8 @@ def bias_kind(bias: Any, n: int, skip: int) -> str:
 
 def from_choice(aten: Any, choices: Sequence[Any]) -> Request:
     """The request behind an autotuning call, read off its ATen candidate. NotEligible with the reason."""
-    if aten.name == scaled.OP:
-        return scaled.request_from(aten)
+    if aten.name in OWN:
+        return OWN[aten.name].request_from(aten)
     op = OPS[aten.name]
     nodes = list(aten.input_nodes)
     extra = {k: v for k, v in aten.kwargs.items() if k not in ("alpha", "beta", "B", "batch_size")}

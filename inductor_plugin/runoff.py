@@ -62,8 +62,9 @@ def _finalists(timings: dict) -> list[Any]:
 def _measured(timings: dict, finalists: list[Any]) -> dict:
     with private.on_device(finalists[-1].layout.device):  # ours
         makers, kept = [], []
+        sane = functools.partial(measure.sane, finalists[-1].spec)
         for choice in finalists:
-            make = choice.bmreq.calls if isinstance(choice, Choice) else functools.partial(private.calls, choice)
+            make = choice.bmreq.calls if isinstance(choice, Choice) else functools.partial(private.calls, choice, sane)
             try:
                 make(1)[0]()
             except Exception as e:

@@ -20,7 +20,8 @@ from templates.scaled_gemm.problem import ALIGN, ScaledGemmProblem
 
 log = logging.getLogger(__name__)
 
-OP = "_scaled_mm"
+OP, TEMPLATE, RUN_TIME_SIZE = "_scaled_mm", "scaled_gemm", "m"
+PROBLEM = ScaledGemmProblem
 IGNORED = ("use_fast_accum", "out_dtype")  # ours sums in f32, which is never less; the type is the output's
 
 
@@ -114,6 +115,13 @@ def _product(size: Sequence[int | None]) -> int:
     return out
 
 
+def build(problem: ScaledGemmProblem, config: dict, target: str) -> Any:
+    """Compiles one kernel in this process."""
+    from templates.scaled_gemm.build import build_from_json
+
+    return build_from_json(problem, config, target)
+
+
 # -- the same as dense products
 def dequantized(codes: Any, scales: Any) -> Any:
     """(rows, K) f32 of codes (rows, K) and float8_e8m0fnu scales (rows, K / 32)."""
@@ -144,6 +152,11 @@ def as_dense(p: ScaledGemmProblem, inputs: Sequence[Any]) -> tuple[Any, list[Any
         x, y = plain(a) * scale_a.reshape(-1, 1), plain(b.t()).t() * scale_b.reshape(1, -1)
     dense = GemmProblem(n=p.n, k=p.k, dtype="f32", out_dtype=p.out_dtype, bias=p.bias, m_hint=p.m_hint)
     return Spec("mm" if p.bias == "none" else "addmm", "x86", dense, {}), [x, y, *rest]
+
+
+def products(p: ScaledGemmProblem, inputs: Sequence[Any], out: Any) -> list[tuple[Any, list[Any], Any]]:
+    """(specification, operands, result) of the one dense product that a scaled one is."""
+    return [(*as_dense(p, inputs), out)]
 
 
 def sane(p: ScaledGemmProblem, inputs: Sequence[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import flykernels
 
 HERE = Path(__file__).parent
-USES = {"scaled_gemm": ("gemm",), "quantize": ("gemm",), "grouped_gemm": ("gemm",)}  # templates made of parts of others
+USES = dict.fromkeys(("scaled_gemm", "grouped_gemm", "quantize"), ("gemm",))  # templates made of parts of others
 
 
 @cache

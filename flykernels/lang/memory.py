@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import DType, i16, i32, i64
+from ..dtypes import DType, i16, i32, i64, u32
 from ..layout import IDENTITY, Layout, Swizzle, ThreadValues, flatten
 from ..mlir import arith, llvm
 from .errors import TraceError
@@ -78,6 +78,7 @@ class View:
     stride    elements, nested like shape; ints or Values
     multiple  for each axis, what its size is known to be a multiple of (default: the size itself, or 1 if a Value)
     zeros     what a load gives outside; False: anything, for tiles whose rows and columns outside nobody looks at
+    skipped   for each axis, how many of its first coordinates are not to be touched either (default: none)
     """
 
     pointer: object  # of coordinate (0, 0, ...); an LLVM pointer
@@ -90,6 +91,7 @@ class View:
     stride_multiple: int = 1  # of strides that are Values, elements
     multiple: tuple = ()
     zeros: bool = True
+    skipped: tuple = ()
 
     def __str__(self):
         return f"{self.dtype}{list(self.shape)}:{list(self.stride)} {self.swizzle}"
@@ -122,7 +124,11 @@ class View:
                 divides = isinstance(whole, int) and whole % n == 0
                 axes.append((n if divides else cut(whole - at[axis] * n, n), step, gcd(known, n)))
         shape, stride, multiple = map(tuple, zip(*axes))
-        return replace(self, pointer=pointer, shape=shape, stride=stride, multiple=multiple, alignment=alignment)
+        left = zip(self.skipped, size, (*at, *(0 for _ in size[len(at) :])))
+        skipped = tuple(s - i * n if isinstance(s, Value) and isinstance(n, int) else s for s, n, i in left)
+        return replace(
+            self, pointer=pointer, shape=shape, stride=stride, multiple=multiple, alignment=alignment, skipped=skipped
+        )
 
     def __getitem__(self, index) -> View:
         """view[i]: fix the first coordinate."""
@@ -144,6 +150,7 @@ class View:
             shape=self.shape[1:],
             stride=self.stride[1:],
             multiple=self.multiple[1:],
+            skipped=self.skipped[1:],
         )
 
     def transposed(self, *axes) -> View:
@@ -155,6 +162,7 @@ class View:
             shape=pick(self.shape),
             stride=pick(self.stride),
             multiple=pick(self.multiple) if self.multiple else (),
+            skipped=pick(self.skipped) if self.skipped else (),
         )
 
     def tagged(self, **attributes) -> View:
@@ -313,16 +321,19 @@ class View:
                 continue  # a broadcast has no edge
             known = self.known_multiple(axis)
             room = prod(flatten(room)) if isinstance(room, tuple) else room
+            skipped = self.skipped[axis] if self.skipped else 0
             streamed = isinstance(tv.walk(digits)[axis], Value)  # streamed pieces are whole; see Fragment.each
             overhangs = not streamed and tv.reach(digits, axis) > tv.edge(axis)
             if isinstance(room, int):
                 room = min(room, tv.edge(axis))
-                if streamed or tv.reach(digits, axis) <= room:
+                if (streamed or tv.reach(digits, axis) <= room) and not isinstance(skipped, Value):
                     continue
                 known = room
             elif overhangs:
                 room, known = minimum(room, tv.edge(axis)), gcd(known, tv.edge(axis))
             first = tv.origin(k.thread)[axis] + tv.walk(digits)[axis]
+            if isinstance(skipped, Value):  # below it the difference is a large unsigned number
+                first, room = (first - skipped).to(u32), (room - skipped).to(u32)
             out.append((first, room, tv.vector.size if tv.vector.axis == axis else 1, known))
         return out
 

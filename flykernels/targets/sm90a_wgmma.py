@@ -113,6 +113,12 @@ def undefined(columns: int) -> Value:
     return Value(llvm.mlir_undef(struct(f32, count)), f32, count)
 
 
+def zeros(columns: int) -> Value:
+    """Sums of 64 x columns that are 0, as `undefined` gives them."""
+    count = ROWS * columns // WARPGROUP
+    return Value(llvm.ZeroOp(struct(f32, count)).result, f32, count)
+
+
 def multiply(a: Value, b: Value, sums: Value, A: SharedOperand, B: SharedOperand, fresh: bool) -> Value:
     """sums + A B^T of 64 x columns x 16 (fresh: A B^T alone), started; a, b: descriptors. See `commit` and `wait`."""
     columns = sums.width * WARPGROUP // ROWS

@@ -1,4 +1,4 @@
-"""Builds GEMM kernels on all cores: one process a core, because tracing holds Python's interpreter lock.
+"""Builds matrix kernels on all cores: one process a core, because tracing holds Python's interpreter lock.
 
     with Workers() as pool:
         codes = pool.build_all(problem, [c.config for c in space.kept], "gfx950")
@@ -10,6 +10,7 @@ Unlike multiprocessing's, it never imports the user's main module.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -18,10 +19,9 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from flykernels.codeobject import CodeObject
-
-from .problem import GemmProblem
 
 ROOT = Path(__file__).parents[2]  # where `templates` and `flykernels` are imported from
 
@@ -39,14 +39,16 @@ class Workers:
         for _ in range(self.count):
             self._idle.put(None)
 
-    def build(self, problem: GemmProblem, config: dict, target: str) -> CodeObject:
-        """One kernel, in a process; waits while all are busy. BuildFailed with what went wrong."""
-        asked = {"problem": problem.key(), "config": config, "target": target}
+    def build(self, problem: Any, config: dict, target: str) -> CodeObject:
+        """One kernel, in a process; waits while all are busy. BuildFailed with what went wrong.
+
+        problem: of any template that has `build.build_from_json` and `space.candidates`"""
+        asked = {**_named(problem), "config": config, "target": target}
         return CodeObject.from_bytes(self._answer(asked, f"built {config} for {target}"))
 
-    def candidates(self, problem: GemmProblem, target: str, threads: int = 1) -> tuple[list[dict], list[str]]:
+    def candidates(self, problem: Any, target: str, threads: int = 1) -> tuple[list[dict], list[str]]:
         """The configurations' key()s that `space.candidates` keeps, and why it drops the others, likewise."""
-        asked = {"problem": problem.key(), "target": target, "threads": threads}
+        asked = {**_named(problem), "target": target, "threads": threads}
         kept, dropped = json.loads(self._answer(asked, f"searched configurations for {target}"))
         return kept, dropped
 
@@ -67,7 +69,7 @@ class Workers:
             raise BuildFailed(answer.decode())
         return answer
 
-    def build_all(self, problem: GemmProblem, configs: Sequence, target: str) -> list[CodeObject | BuildFailed]:
+    def build_all(self, problem: Any, configs: Sequence, target: str) -> list[CodeObject | BuildFailed]:
         """All configurations (dataclasses with key()), as many at a time as there are processes, in order."""
 
         def one(config) -> CodeObject | BuildFailed:
@@ -121,23 +123,34 @@ class Workers:
         self.close()
 
 
+def _named(problem: Any) -> dict:
+    """A problem as a question holds it: its class, and what it is made from."""
+    kind = type(problem)
+    return {"class": [kind.__module__, kind.__name__], "problem": problem.key()}
+
+
+def _problem(asked: dict) -> tuple[Any, str]:
+    """(the problem that a question names, its template's package)."""
+    module, name = asked["class"]
+    return getattr(importlib.import_module(module), name)(**asked["problem"]), module.rpartition(".")[0]
+
+
 def serve() -> None:
     """The worker: questions on standard input, answers on standard output, until the input ends."""
     from flykernels import targets
-
-    from .build import build_from_json
-    from .space import candidates
 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not mix with answers
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         try:
-            problem = GemmProblem(**asked["problem"])
+            problem, package = _problem(asked)
+            part = lambda name, package=package: importlib.import_module(f"{package}.{name}")
             if "config" in asked:
-                kind, answer = b"code", build_from_json(problem, asked["config"], asked["target"]).to_bytes()
+                code = part("build").build_from_json(problem, asked["config"], asked["target"])
+                kind, answer = b"code", code.to_bytes()
             else:
-                space = candidates(problem, getattr(targets, asked["target"]), asked["threads"])
+                space = part("space").candidates(problem, getattr(targets, asked["target"]), asked["threads"])
                 found = [c.config.key() for c in space.kept], [d.reason for d in space.dropped]
                 kind, answer = b"space", json.dumps(found).encode()
         except Exception as e:

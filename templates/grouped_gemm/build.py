@@ -7,12 +7,14 @@ from flykernels.lang import trace
 from flykernels.versions import mlir_version
 from templates.gemm.config import X86Config
 
-from . import gfx950, x86
+from . import gfx950, sm90a, x86
 from .config import GroupedConfig
 from .problem import GroupedGemmProblem
+from .sm90a_config import GroupedSm90aConfig
 
-KERNELS = {"x86": x86.grouped_gemm, "gfx950": gfx950.grouped_gemm}
-CONFIGS = {"x86": X86Config, "gfx950": GroupedConfig}
+KERNELS = {"x86": x86.grouped_gemm, "gfx950": gfx950.grouped_gemm, "sm90a": sm90a.grouped_gemm}
+CONFIGS = {"x86": X86Config, "gfx950": GroupedConfig, "sm90a": GroupedSm90aConfig}
+WHY_NOT = {"gfx950": gfx950.why_not, "sm90a": sm90a.why_not}  # what one target's kernel does not take
 
 
 def build(problem: GroupedGemmProblem, config, target) -> CodeObject:
@@ -20,8 +22,8 @@ def build(problem: GroupedGemmProblem, config, target) -> CodeObject:
     reason = problem.why_not(target)
     if target.name not in KERNELS:
         reason = reason or f"kernels exist for {', '.join(KERNELS)}"
-    elif target.name == "gfx950":
-        reason = reason or gfx950.why_not(problem)
+    elif target.name in WHY_NOT:
+        reason = reason or WHY_NOT[target.name](problem)
     if reason is not None:
         raise ValueError(f"no grouped GEMM kernel for {problem} on {target.name}: {reason}")
     source = {"template": "grouped_gemm", "problem": problem.key(), "config": config.key(), "mlir": mlir_version()}

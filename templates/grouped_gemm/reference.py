@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import sqrt
 
 import numpy as np
@@ -27,7 +28,7 @@ def reference(p: GroupedGemmProblem, a, b, offs=None, past=np.nan) -> np.ndarray
             return a @ b
         tokens = {"m": a.shape[0], "n": b.shape[-1], "k": b.shape[0]}[p.form]
         ends = bounds(offs, tokens)
-        parts = [slice(first, end) for first, end in zip(ends[:-1], ends[1:])]
+        parts = [slice(first, end) for first, end in pairwise(ends)]
         if p.form == "k":
             return np.stack([a[:, t] @ b[t] for t in parts])
         shape = (tokens, b.shape[-1]) if p.form == "m" else (a.shape[-2], tokens)

@@ -65,13 +65,16 @@ class Schedule:
 
     p      the problem; offs: View of its G values (None in form "batch"); tokens: T, an i32 Value
     tile   (rows, columns) of a workgroup's tile
+    unit   form "m": a group's first tile begins at a multiple of this, and may so have rows of the group before
 
     offs are cut to 0 .. T, and a group that would begin before another's end begins there (reference.bounds): nothing
     is read or written outside, and no row of C by two groups, whatever offs say. Made once at the kernel's beginning,
     by all threads; ends in a barrier."""
 
-    def __init__(self, k: Kernel, p: GroupedGemmProblem, offs: View | None, tokens: Value, tile: tuple[int, int]):
-        self.k, self.p, self.tokens, self.tile = k, p, tokens, tile
+    def __init__(
+        self, k: Kernel, p: GroupedGemmProblem, offs: View | None, tokens: Value, tile: tuple[int, int], unit: int = 1
+    ):  # fmt: skip
+        self.k, self.p, self.tokens, self.tile, self.unit = k, p, tokens, tile, unit
         self.columns = -(-p.n // tile[1])
         self.chunks = -(-p.groups // k.target.lanes)
         room = self.chunks * k.target.lanes
@@ -128,6 +131,8 @@ class Schedule:
             self.bounds.put(upto, g + 1)
             if self.starts is not None:
                 rows = up(upto - before, self.tile[0])
+                if self.unit > 1:
+                    rows = select(upto > before, up(upto - before + before % self.unit, self.tile[0]), 0)
                 ahead, total = scan_lanes(k, "add", rows, tiles)
                 self.starts.put(ahead + rows, g + 1)
                 tiles = total

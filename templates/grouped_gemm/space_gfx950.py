@@ -16,7 +16,9 @@ from .config import GroupedConfig
 from .gfx950 import why_not
 from .problem import GroupedGemmProblem
 
-KEPT, KEPT_OF_A_TILE = 8, 2  # as many as are compiled and measured; of those that share tile_m and tile_n
+# As many as are compiled and measured; of those that share tile_m and tile_n: how uneven groups are is not known, so
+# different tiles are worth more than different stages.
+KEPT, KEPT_OF_A_TILE = 10, 1
 RUN_TIME_TILE = 128 * 256  # of C: a larger interleaved tile leaves no registers for two loops over K
 
 
@@ -46,7 +48,7 @@ def candidates(p: GroupedGemmProblem, target) -> Space:
         if len(space.kept) == KEPT:
             space.dropped.append(Dropped(tile, f"estimated at {cycles / found[0][0]:.2f} times the best: {words}"))
         elif of_tile[kind] == KEPT_OF_A_TILE:
-            space.dropped.append(Dropped(tile, f"{KEPT_OF_A_TILE} others of this tile are estimated to be faster"))
+            space.dropped.append(Dropped(tile, "another of this tile is estimated to be faster"))
         else:
             of_tile[kind] += 1
             config = GroupedConfig(tile, limits.compute_units * side_by_side(d, tile, limits))

@@ -56,8 +56,8 @@ def offsets(sizes) -> torch.Tensor:
 
 
 def placed(values: torch.Tensor, layout: str, pad: int, align: int) -> Guarded:
-    """values ([groups,] rows, columns) copied into NaN-filled memory whose first element lies, and whose rows and groups
-    begin, at multiples of `align` elements and no more. pad: elements between rows (or columns)."""
+    """values ([groups,] rows, columns) copied into NaN-filled memory whose first element lies, and whose rows and
+    groups begin, at multiples of `align` elements and no more. pad: elements between rows (or columns)."""
     up = lambda n: -(-n // align) * align
     *outer, rows, columns = values.shape
     stride = {"row": (up(columns + pad), 1), "col": (1, up(rows + pad))}[layout]

@@ -95,6 +95,27 @@ def test_post_grad_passes_are_ours_and_call_the_original(names):
     assert names.compile_fx.post_grad_passes.__wrapped__ is names.post_grad_passes
 
 
+def test_grouped_mm_is_an_autotuning_call_with_atens_candidate(names):
+    """F.grouped_mm lowers to a choice between candidates; ATen's has the operands, and offs where there are any."""
+    seen = []
+    hooks = names.get_algorithm_selector_cache().preprocessing_fns
+    hooks.insert(0, look := lambda choices: seen.append(choices) or choices)
+    try:
+        x, w, offs = torch.randn(6, 8).bfloat16(), torch.randn(2, 8, 16).bfloat16(), torch.tensor([2, 6]).int()
+        options = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
+        function = torch.compile(lambda *x: torch._grouped_mm(*x), options=options)
+        function(x, w, offs)
+        function(w, w.transpose(-2, -1))
+    finally:
+        hooks.remove(look)
+    for choices, count in zip(seen, (3, 2), strict=True):
+        aten = next(c for c in choices if isinstance(c, names.ExternKernelCaller))
+        assert aten.name == "_grouped_mm" and len(aten.input_nodes) == count
+        assert aten.layout.stride[-1] == 1 and not aten.kwargs.get("out_dtype")
+        assert [type(x.get_size()) for x in aten.input_nodes]
+    assert not seen[0][0].has_out_variant  # so ATen's result is copied where one is given
+
+
 # -- torch's dispatcher, for eager operators
 def test_the_fused_operators_are_what_rms_norm_ends_in():
     forward, backward = torch.ops.aten._fused_rms_norm.default, torch.ops.aten._fused_rms_norm_backward.default

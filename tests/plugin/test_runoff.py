@@ -45,7 +45,7 @@ def contest(monkeypatch):
     timings = {c: 0.03 + 0.001 * i for i, c in enumerate(ours)} | {c: 0.02 + 0.001 * i for i, c in enumerate(others)}
     true = {}
     monkeypatch.setattr(private, "on_device", lambda device: nullcontext())
-    monkeypatch.setattr(private, "calls", lambda choice, count: calls_of(choice)(count))
+    monkeypatch.setattr(private, "calls", lambda choice, sane, count: calls_of(choice)(count))
     monkeypatch.setattr(gpu_timing, "in_turns", lambda makers, _: [true.get(m(1)[0](), 0.015) for m in makers])
     monkeypatch.setattr(choices, "with_artefact", lambda spec: spec)
     return timings, true, ours, aten, key
@@ -159,7 +159,7 @@ def test_candidates_of_inductor_s_run_on_tensors_of_their_own():
 
     def look(given):
         aten = next(c for c in given if isinstance(c, private.load().names.ExternKernelCaller))
-        runs = private.calls(aten, 2)
+        runs = private.calls(aten, lambda tensors: tensors, 2)
         seen["results"] = [run() for run in runs]
         return given
 

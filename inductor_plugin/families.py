@@ -1,0 +1,14 @@
+"""Operations that are not plain dense products, each with a module of its own.
+
+Such a module has OP (ATen's name), PROBLEM (the class of its problems), TEMPLATE (the folder of its kernels) and
+RUN_TIME_SIZE (what a cache key calls the size that only the run knows), and the functions
+    request_from(ATen's candidate) -> Request        build(problem, config, target name) -> CodeObject
+    sane(problem, tensors) -> tensors                products(problem, tensors, out) -> (Spec, operands, out) ...
+    aten(problem) -> callable                        bind(code object, Spec) -> callable
+"""
+
+from __future__ import annotations
+
+from . import grouped, scaled
+
+OWN = {module.OP: module for module in (scaled, grouped)}

@@ -1,0 +1,190 @@
+"""Grouped products as the plugin sees them: aten._grouped_mm, which F.grouped_mm and its gradients lower to.
+
+ATen's candidate is read for what is asked; the kernel is called, or ATen where operands do not lie as it was built for;
+and for the comparison with ATen there is one dense product a group. What `offs` say is known only when they lie on the
+CPU: there nonsense goes to ATen. On a GPU nobody asks; the kernel cuts it to what operands hold (`schedule.Schedule`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from templates.gemm.problem import LARGEST, GemmProblem
+from templates.grouped_gemm.arguments import pointers, scalar_values, tokens_of
+from templates.grouped_gemm.problem import GroupedGemmProblem
+from templates.grouped_gemm.reference import bounds
+
+log = logging.getLogger(__name__)
+
+OP, TEMPLATE, RUN_TIME_SIZE = "_grouped_mm", "grouped_gemm", "tokens"
+PROBLEM = GroupedGemmProblem
+FORMS = {(2, 3): "m", (3, 2): "n", (2, 2): "k", (3, 3): "batch"}  # by how many axes A and B have
+SHARES = (2, 0, 5)  # of the tokens that groups get in turn while candidates are measured
+TILE_MOST, SPAN_MOST = 256, 0xFFFFF000  # rows of a tile; bytes that it may span where a buffer descriptor addresses it
+
+
+# -- what is asked
+def request_from(aten: Any) -> Any:
+    """The request behind an autotuning call of _grouped_mm. NotEligible with the reason."""
+    from . import private
+    from .devices import device_for
+    from .requests import NotEligible, Request, alignments, number, type_name, unit_stride
+
+    why = private.stands_aside()
+    if why:
+        raise NotEligible(why)
+    a, b, *rest = aten.input_nodes
+    layout, device = aten.layout, device_for(aten.layout.device)
+    extra = {k: v for k, v in aten.kwargs.items() if v is not None and not (k == "out_dtype" and v == layout.dtype)}
+    if extra or len(rest) > 1:
+        raise NotEligible(f"{aten.name} with {extra or 'a bias'}")
+    if a.get_dtype() != b.get_dtype():
+        raise NotEligible(f"operands of different dtypes: {a.get_dtype()}, {b.get_dtype()}")
+    ranks = len(a.get_size()), len(b.get_size())
+    form = FORMS.get(ranks)
+    if form is None or (form != "batch") != bool(rest):
+        raise NotEligible(f"operands of {ranks} axes {'with' if rest else 'without'} offs")
+    (m, k), n = a.get_size()[-2:], b.get_size()[-1]
+    run_time, tokens = ("m", m) if form == "batch" else (form, {"m": m, "n": n, "k": k}[form])
+    sizes: dict[str, Any] = {name: number(size) for name, size in (("m", m), ("n", n), ("k", k)) if name != run_time}
+    groups = number((rest[0] if rest else a).get_size()[0])
+    if None in sizes.values() or groups is None:
+        raise NotEligible(f"M={m}, N={n}, K={k}, {groups} groups: only the tokens' axis may be symbolic")
+    tokens_ = number(tokens)
+    if tokens_ == 0:
+        raise NotEligible(f"M={m}, N={n}, K={k}: nothing to multiply")
+    if unit_stride(layout.size[-2:], layout.stride[-2:]) != "row":
+        raise NotEligible(f"output strides {list(layout.stride)}: templates write rows")
+    strides = [unit_stride(x.get_size()[-2:], x.get_stride()[-2:]) for x in (a, b)]
+    aligned: dict[str, Any] = alignments(a.get_layout(), b.get_layout(), [layout])
+    p = GroupedGemmProblem(
+        form, groups, **{**sizes, run_time: 0}, dtype=type_name(a.get_dtype()), out_dtype=type_name(layout.dtype),
+        a=strides[0], b=strides[1], tokens_hint=tokens_ if tokens_ is not None else private.symbolic_hint(tokens),
+        **(aligned if device.target != "x86" else {}),
+    )  # fmt: skip
+    why = p.why_not(device)
+    if why:
+        raise NotEligible(why)
+    return Request(OP, p, "symbolic" if tokens_ is None else tokens_, 1, tuple(aten.input_nodes), layout)
+
+
+def build(problem: GroupedGemmProblem, config: dict, target: str) -> Any:
+    """Compiles one kernel in this process."""
+    from templates.grouped_gemm.build import build_from_json
+
+    return build_from_json(problem, config, target)
+
+
+# -- measuring
+def sane(p: GroupedGemmProblem, inputs: Sequence[Any]) -> list[Any]:
+    """`inputs` with offs that groups may have: what a benchmark made may hold any numbers.
+
+    Rows are shared out as routers do it, unevenly, with groups that get none (SHARES, in turn); elsewhere evenly, since
+    ATen's kernels ask for more there: each group some, beginning at a multiple of 16 bytes."""
+    import torch
+
+    tokens = tokens_of(p.form, *inputs[:2])
+    step = 16 // p.input_type.bytes
+    shares = list(accumulate(SHARES[g % len(SHARES)] if p.form == "m" else 1 for g in range(p.groups)))
+    ends = [min(tokens, round(share / shares[-1] * tokens / step) * step) for share in shares[:-1]]
+    made = lambda x: torch.tensor([*ends, tokens], dtype=x.dtype, device=x.device)
+    return [made(x) if x.dtype == torch.int32 and x.dim() == 1 else x for x in inputs]
+
+
+def products(p: GroupedGemmProblem, inputs: Sequence[Any], out: Any) -> Iterator[tuple[Any, list[Any], Any]]:
+    """(specification, operands, result) of every group as a dense product."""
+    from .kernels import Spec
+
+    a, b, *offs = inputs
+    ends = [0, *bounds(offs[0].cpu().numpy(), tokens_of(p.form, a, b))[1:].tolist()] if offs else []
+    for g in range(p.groups):
+        part = slice(*ends[g : g + 2]) if offs else slice(None)
+        of_a = a[part] if p.form == "m" else a[:, part] if p.form == "k" else a[g]
+        of_b = b[:, part] if p.form == "n" else b[part] if p.form == "k" else b[g]
+        of_c = out[part] if p.form == "m" else out[:, part] if p.form == "n" else out[g]
+        if of_c.numel():
+            dense = GemmProblem(n=of_c.shape[-1], k=of_a.shape[-1], dtype=p.dtype, out_dtype=p.out_dtype)
+            yield Spec("mm", "x86", dense, {}), [of_a, of_b], of_c
+
+
+# -- calls
+def aten(p: GroupedGemmProblem) -> Callable:
+    """What ATen computes: callable(a, b, [offs], out=)."""
+    import torch
+
+    def run(a: Any, b: Any, *offs: Any, out: Any) -> Any:
+        return out.copy_(torch._grouped_mm(a, b, *offs))
+
+    return run
+
+
+def bind(code: Any, spec: Any) -> Callable:
+    """callable(a, b, [offs], out=) running `code` or, where operands do not fit, ATen."""
+    p = spec.problem
+    if code.target == "x86":
+        from flykernels.launch import host
+
+        launch, fits = host.load(code).launcher(), in_order
+    else:
+        from flykernels.launch.current import Launcher
+
+        launch, fits = Launcher(code), aligned if code.target == "sm90a" else within_buffers
+    fallback, names = aten(p), pointers(p)
+
+    def call(a: Any, b: Any, *offs: Any, out: Any) -> Any:
+        if not (lies_as_built(p, a, b, *offs, out=out) and fits(p, a, b, *offs, out=out)):
+            log.warning("%s %s: operands are not what was compiled for; ATen serves this call", spec.op, spec.name)
+            return fallback(a, b, *offs, out=out)
+        if not tokens_of(p.form, a, b):
+            return out.zero_() if p.form == "k" else out
+        tensors = dict(zip(names, (a, b, *offs, out), strict=True))
+        launch(*(tensors[name].data_ptr() for name in names), *scalar_values(p, a, b, out))
+        return out
+
+    return call
+
+
+def lies_as_built(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any, out: Any) -> bool:
+    """Whether sizes, and where neighbours lie, are what a kernel was compiled for."""
+    tokens = tokens_of(p.form, a, b)
+    m, n, k = (tokens if x == ("m" if p.form == "batch" else p.form) else getattr(p, x) for x in "mnk")
+    lead = lambda name: (p.groups,) if p.has_groups(name) else ()
+    if tokens > LARGEST or a.shape != (*lead("a"), m, k) or b.shape != (*lead("b"), k, n):
+        return False
+    if offs and (offs[0].shape != (p.groups,) or (p.groups > 1 and offs[0].stride(0) != 1)):
+        return False
+    unit = lambda x, layout: {"row": x.shape[-1] < 2 or x.stride(-1) == 1, "col": x.shape[-2] < 2 or x.stride(-2) == 1}
+    return all(unit(x, layout).get(layout, True) for x, layout in ((a, p.a), (b, p.b), (out, "row")))
+
+
+def in_order(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any, out: Any) -> bool:
+    """On the CPU: whether offs do not decrease and stay within T; of anything else ATen makes what it makes."""
+    if not offs:
+        return True
+    ends = [0, *offs[0].tolist(), tokens_of(p.form, a, b)]
+    return offs[0].device.type == "cpu" and all(first <= end for first, end in pairwise(ends))
+
+
+def aligned(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any, out: Any) -> bool:
+    """On a GPU: whether addresses and strides are multiples of what wide loads and TMA need, and nothing is repeated
+    but whole groups. One group's rows may lie anywhere in this."""
+    if any(x.device != out.device for x in (a, b, *offs)):
+        return False
+    for x, align, layout in ((a, p.align_a, p.a), (b, p.align_b, p.b), (out, p.align_c, "row")):
+        size = x.element_size()
+        outer = {"row": (-2,), "col": (-1,)}.get(layout, (-2, -1))
+        steps = [x.stride(i) for i in (*outer, *((0,) if x.dim() == 3 else ())) if x.shape[i] > 1]
+        if x.data_ptr() % align or any(s * size % align for s in steps):
+            return False
+        if any(x.stride(i) == 0 and x.shape[i] > 1 for i in outer):
+            return False
+    return True
+
+
+def within_buffers(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any, out: Any) -> bool:
+    """On HIP: `aligned`, and no tile of A or B spans more than a buffer descriptor addresses."""
+    most = SPAN_MOST // (TILE_MOST * p.input_type.bytes)
+    return aligned(p, a, b, *offs, out=out) and all(max(x.stride()[-2:]) <= most for x in (a, b))
