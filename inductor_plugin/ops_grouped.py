@@ -156,7 +156,9 @@ def _weight_both_ways(w: Any, dtype: Any, mode: str, columns: bool) -> list[tupl
     (codes, scales), *across = mx_pairs(w.reshape(groups * n, -1), dtype, mode, True, columns)
     found = [(codes.unflatten(0, (groups, n)).transpose(1, 2), scales.unflatten(0, (groups, n)))]
     for codes_t, scales_t in across:  # (K, G N), (K, G N / 32)
-        found.append((codes_t.unflatten(1, (groups, -1)).permute(1, 2, 0), scales_t.unflatten(1, (groups, -1)).transpose(0, 1)))
+        found.append(
+            (codes_t.unflatten(1, (groups, -1)).permute(1, 2, 0), scales_t.unflatten(1, (groups, -1)).transpose(0, 1))
+        )
     return found
 
 
@@ -169,7 +171,9 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, offs: Any, out_dtype: An
     p = problem_of(a, b, scale_a, scale_b, offs, str(out_dtype))
     if offs.device.type == "cpu":
         _look_at(offs, a.shape[0] if p.form == "m" else a.shape[1] * p.per_byte("a"), p.unit)
-    make = torch.zeros if p.form == "m" else torch.empty  # rows that no group has; every element of a gradient is written
+    make = (
+        torch.zeros if p.form == "m" else torch.empty
+    )  # rows that no group has; every element of a gradient is written
     out = make((a.shape[0], p.n) if p.form == "m" else (p.groups, p.m, p.n), dtype=out_dtype, device=a.device)
     if out.numel() == 0:
         return out

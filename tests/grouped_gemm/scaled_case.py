@@ -53,7 +53,9 @@ class Case:
         h = self.held
         first = [self.tokens, h["a"].strides[0], h["b"].strides[-2], self.c_row]
         scales = [h["scale_a"].strides[0], h["scale_b"].strides[-2]]
-        groups = [h["b"].strides[0], h["scale_b"].strides[0]] if self.problem.form == "m" else [self.shape[1] * self.c_row]
+        groups = (
+            [h["b"].strides[0], h["scale_b"].strides[0]] if self.problem.form == "m" else [self.shape[1] * self.c_row]
+        )
         return first + scales + groups
 
     def check(self, c: np.ndarray) -> None:
@@ -69,7 +71,7 @@ class Case:
         assert np.isnan(got[~mine]).all(), f"wrote what no group owns: {p} {self.offs}"
         bad = wrong(p, got, exact, allowed) & mine
         assert not bad.any(), f"{bad.sum()} of {bad.size} wrong, the first at {np.argwhere(bad)[0]}: {p} {self.offs}"
-        if p.out_dtype == "bf16" and mine.sum() > 1000:
+        if p.out_dtype == "bf16" and (exact[mine] != 0).sum() > 1000:  # of enough roundings to be typical
             error = np.linalg.norm((got - exact)[mine]) / np.linalg.norm(exact[mine])
             assert error <= 2e-3, f"relative error {error}"
 

@@ -12,17 +12,26 @@ from templates.gemm.config import X86Config
 from templates.grouped_gemm.scaled.problem import FORMS, ScaledGroupedProblem
 from templates.grouped_gemm.scaled.space import candidates
 
-from .case import SIZES
 from .scaled_case import case, check_x86
 
 SMALL = X86Config("panel", 4, 16, 32, 8, 16, 32, unroll=4, pack_a=True, threads=3)
-FORMATS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+E4M3, E5M2, E2M1 = "f8E4M3FN", "f8E5M2", "f4E2M1FN"
+SIZES = {  # of as many groups, so that they share kernels
+    "even": (8, 8, 8, 8, 8),
+    "uneven": (1, 0, 37, 5, 0),
+    "last": (0, 0, 0, 0, 9),
+    "single": (1, 1, 1, 1, 1),
+    "none": (0, 0, 0, 0, 0),
+    "long": (70, 0, 0, 3, 1),
+}
 
 
 def problem(form: str, groups: int, **more) -> ScaledGroupedProblem:
     """Sizes that leave tails, operands aligned to bytes only."""
     sizes = {"m": {"n": 37, "k": 96}, "k": {"m": 21, "n": 37}}[form]
-    return ScaledGroupedProblem(form, groups, **{**sizes, "align_a": 1, "align_b": 1, "align_c": 2, "align_scales": 1, **more})
+    return ScaledGroupedProblem(
+        form, groups, **{**sizes, "align_a": 1, "align_b": 1, "align_c": 2, "align_scales": 1, **more}
+    )
 
 
 def ends(form: str, sizes) -> np.ndarray:
@@ -39,12 +48,11 @@ def test_groups(form, sizes):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("a", FORMATS)
-@pytest.mark.parametrize("b", FORMATS)
+@pytest.mark.parametrize(("a", "b"), [(E5M2, E4M3), (E4M3, E5M2), (E4M3, E2M1), (E2M1, E5M2), (E2M1, E2M1)])
 def test_formats(form, a, b):
-    p = problem(form, 3, a_dtype=a, b_dtype=b)
+    p = problem(form, 5, a_dtype=a, b_dtype=b)
     for spread, centre in ((6, 127), (20, 100)):
-        check_x86(case(p, ends(form, (5, 0, 3)), spread=spread, centre=centre), SMALL)
+        check_x86(case(p, ends(form, (5, 0, 3, 0, 1)), spread=spread, centre=centre), SMALL)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -56,15 +64,15 @@ def test_candidates(form, out):
     space = candidates(p, x86, threads=2)
     assert space.kept
     found = case(p, ends(form, SIZES["uneven"]), spread=2)
-    for c in space.kept[:2]:
+    for c in space.kept[: 2 if out == "bf16" else 1]:
         check_x86(found, c.config, threads=2)
 
 
 @settings(max_examples=15, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.integers(0, 40), min_size=6, max_size=6), st.sampled_from(FORMS), st.integers(1, 4))
+@given(st.lists(st.integers(0, 40), min_size=5, max_size=5), st.sampled_from(FORMS), st.integers(1, 4))
 def test_any_sizes(sizes, form, threads):
     offs = ends(form, sizes if form == "m" else [s // 8 for s in sizes])
-    check_x86(case(problem(form, 6), offs, int(offs[-1]) + 32), SMALL, threads)
+    check_x86(case(problem(form, 5), offs, int(offs[-1]) + 32), SMALL, threads)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +83,11 @@ def test_any_sizes(sizes, form, threads):
 @pytest.mark.parametrize("form", FORMS)
 def test_offs_that_make_no_sense(form, offs):
     """Nothing outside is read or written; a block of 32 belongs to one group."""
-    check_x86(case(problem(form, 4), offs, tokens=96), SMALL, threads=2)
+    check_x86(case(problem(form, 5), (*offs, 3), tokens=96), SMALL, threads=2)
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
-    found = case(problem("k", 4), ends("k", (1, 0, 6, 2)))
+    found = case(problem("k", 5), ends("k", (1, 0, 6, 2, 0)))
     results = [check_x86(found, SMALL, threads) for threads in (1, 2, 3)]
     assert all((results[0] == other).all() for other in results[1:])
 

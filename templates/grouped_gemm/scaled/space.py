@@ -23,7 +23,9 @@ def candidates(problem: ScaledGroupedProblem, target, threads: int = 1) -> Space
     space = scaled.candidates(problem.dense, target, threads=1)
     p = problem
     space.kept = [
-        Candidate(replace(c.config, tile_n=columns_of_tile(p.groups, p.n, c.config, threads), threads=threads), c.reason)
+        Candidate(
+            replace(c.config, tile_n=columns_of_tile(p.groups, p.n, c.config, threads), threads=threads), c.reason
+        )
         for c in space.kept
     ]
     return space
