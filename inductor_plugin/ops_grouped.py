@@ -6,8 +6,8 @@
 The operator is torch.ops.flykernels.mx_grouped_matmul once this module is imported. Nothing asks the device for the
 groups' sizes, so a GPU's graphs can be captured.
 
-Groups and blocks. What the weight's gradient sums over are tokens, and 32 numbers share a scale. A block of two experts'
-tokens would round one's by the other's largest, so each expert's tokens are filled up with zeros to whole blocks before
+Groups and blocks. What the weight's gradient sums over are tokens, and 32 numbers share a scale. A block of two
+experts' tokens would round one's by the other's largest, so each expert's tokens are filled up with zeros to whole blocks before
 they are quantised along columns: a copy of at most T + 31 G rows, whose size depends on shapes alone. Callers whose
 groups all are multiples of 32 (training frameworks pad tokens so) say `whole_blocks=True`: nothing is copied, and one
 read of x, as one of dy, gives the codes along rows and along columns.
@@ -47,8 +47,8 @@ def mxfp8_grouped_linear(
     (T, N) in x's dtype. Rows that no expert has are zeros, as are their gradients; so is the gradient of the weight of
     an expert without tokens. Gradients are those of the unquantised product (rounding passes them unchanged), computed
     from operands quantised along what they sum over: dx = Q(dy) Q(w), dw = Q(dy)^T Q(x). K must be a multiple of 32; so
-    must N if x's gradient is asked for. ValueError in words for what does not fit. On a GPU offs are not looked at: those
-    that decrease or leave 0 .. T are cut as GroupedGemmProblem says."""
+    must N if x's gradient is asked for. ValueError in words for what does not fit. On a GPU offs are not looked at:
+    those that decrease or leave 0 .. T are cut as GroupedGemmProblem says."""
     _check(x, w, offs, dtype)
     return _GroupedLinear.apply(x, w, offs, dtype, mode, whole_blocks)
 

@@ -1,4 +1,4 @@
-"""mxfp8_grouped_linear and mx_grouped_matmul: float64 of the quantised operands, gradients, bad input, compiled graphs."""
+"""mxfp8_grouped_linear and mx_grouped_matmul: float64 of the quantised operands, gradients, bad input, compiled."""
 
 from __future__ import annotations
 

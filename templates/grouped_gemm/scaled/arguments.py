@@ -71,13 +71,13 @@ def problem_of(
 
     a (T, K) row-major and b (G, K, N), each group column-major; or a (M, T) row-major and b (T, N) column-major.
     float8_e4m3fn, float8_e5m2 or float4_e2m1fn_x2 (sizes of what is summed over then count pairs); scales
-    float8_e8m0fnu (T, K / 32) and (G, N, K / 32), or (M, T / 32) and (N, T / 32), of any strides but the last axis'; offs
-    (G,) int32. C is taken to be fresh and dense. ValueError that says what is wrong, and what to do."""
+    float8_e8m0fnu (T, K / 32) and (G, N, K / 32), or (M, T / 32) and (N, T / 32), of any strides but the last axis';
+    offs (G,) int32. C is taken to be fresh and dense. ValueError that says what is wrong, and what to do."""
     ranks = len(a.shape), len(b.shape)
     if ranks not in ((2, 3), (2, 2)):
         raise ValueError(
-            f"A has {ranks[0]} dimensions and B {ranks[1]}: scaled grouped products are of a (T, K) and a (G, K, N), or "
-            "of a (M, T) and a (T, N)"
+            f"A has {ranks[0]} dimensions and B {ranks[1]}: scaled grouped products are of a (T, K) and a (G, K, N), "
+            "or of a (M, T) and a (T, N)"
         )
     form = "m" if ranks[1] == 3 else "k"
     kinds = [dtype(str(x.dtype)) for x in (a, b)]

@@ -19,7 +19,7 @@ class ScaledGroupedProblem:
     """C = (A scales_a) (B scales_b) for each of `groups` groups, summed in f32; what is summed over lies contiguous.
 
     form   A         scales of A    B            scales of B        C
-    "m"    (T, K)    (T, K / 32)    (G, K, N)    (G, N, K / 32)     (T, N)       an MoE layer's forward, its input's gradient
+    "m"    (T, K)    (T, K / 32)    (G, K, N)    (G, N, K / 32)     (T, N)       a layer's forward, its input's gradient
     "k"    (M, T)    (M, T / 32)    (T, N)       (N, T / 32)        (G, M, N)    its weight's gradient
 
     A is row-major, B column-major, C row-major; scales are E8M0 bytes, not swizzled, one for 32 numbers along what is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import sqrt
 
 import numpy as np
@@ -24,7 +25,7 @@ def reference(p: ScaledGroupedProblem, a, b, scale_a, scale_b, offs) -> tuple[np
     shape = (tokens, p.n) if p.form == "m" else (p.groups, p.m, p.n)
     exact, allowed = np.full(shape, np.nan), np.full(shape, np.nan)
     with np.errstate(all="ignore"):
-        for g, (first, end) in enumerate(zip(ends[:-1], ends[1:])):
+        for g, (first, end) in enumerate(pairwise(ends)):
             t = slice(first, end)
             left, right, own = (x[t], y[g].T, t) if p.form == "m" else (x[:, t], y[:, t].T, g)
             steps = (8 * sqrt(max(BLOCK, left.shape[1])) + 8) * 2.0**-24
