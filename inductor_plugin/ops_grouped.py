@@ -7,10 +7,10 @@ The operator is torch.ops.flykernels.mx_grouped_matmul once this module is impor
 groups' sizes, so a GPU's graphs can be captured.
 
 Groups and blocks. What the weight's gradient sums over are tokens, and 32 numbers share a scale. A block of two
-experts' tokens would round one's by the other's largest, so each expert's tokens are filled up with zeros to whole blocks before
-they are quantised along columns: a copy of at most T + 31 G rows, whose size depends on shapes alone. Callers whose
-groups all are multiples of 32 (training frameworks pad tokens so) say `whole_blocks=True`: nothing is copied, and one
-read of x, as one of dy, gives the codes along rows and along columns.
+experts' tokens would round one's by the other's largest, so each expert's tokens are filled up with zeros to whole
+blocks before they are quantised along columns: a copy of at most T + 31 G rows, whose size depends on shapes alone.
+Callers whose groups all are multiples of 32 (training frameworks pad tokens so) say `whole_blocks=True`: nothing is
+copied, and one read of x, as one of dy, gives the codes along rows and along columns.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ from flykernels.lang import trace
 from flykernels.versions import mlir_version
 from templates.gemm.config import X86Config
 
-from . import x86
+from . import gfx950, x86
+from .config import ScaledGroupedConfig
 from .problem import ScaledGroupedProblem
 
-KERNELS = {"x86": x86.scaled_grouped_gemm}
-CONFIGS = {"x86": X86Config}
+KERNELS = {"x86": x86.scaled_grouped_gemm, "gfx950": gfx950.scaled_grouped_gemm}
+CONFIGS = {"x86": X86Config, "gfx950": ScaledGroupedConfig}
 
 
 def build(problem: ScaledGroupedProblem, config, target) -> CodeObject:
@@ -19,6 +20,8 @@ def build(problem: ScaledGroupedProblem, config, target) -> CodeObject:
     reason = problem.why_not(target)
     if target.name not in KERNELS:
         reason = reason or f"kernels exist for {', '.join(KERNELS)}"
+    elif target.name == "gfx950":
+        reason = reason or gfx950.why_not(problem)
     if reason is not None:
         raise ValueError(f"no scaled grouped GEMM kernel for {problem} on {target.name}: {reason}")
     source = {"template": "grouped_gemm.scaled", "problem": problem.key(), "config": config.key()}
