@@ -28,7 +28,7 @@ SIZES = {  # of as many groups, so that they share kernels
 
 def problem(form: str, groups: int, **more) -> ScaledGroupedProblem:
     """Sizes that leave tails, operands aligned to bytes only."""
-    sizes = {"m": {"n": 37, "k": 96}, "k": {"m": 21, "n": 37}}[form]
+    sizes = {"m": {"n": 37, "k": 96}, "k": {"m": 21, "n": 37}}.get(form, {})
     return ScaledGroupedProblem(
         form, groups, **{**sizes, "align_a": 1, "align_b": 1, "align_c": 2, "align_scales": 1, **more}
     )
@@ -66,9 +66,10 @@ def test_candidates(form, out):
     found = case(p, ends(form, SIZES["uneven"]), spread=2)
     for c in space.kept[: 2 if out == "bf16" else 1]:
         check_x86(found, c.config, threads=2)
+        assert found.error <= 2e-3, "more than roundings of C make on average"
 
 
-@settings(max_examples=15, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 40), min_size=5, max_size=5), st.sampled_from(FORMS), st.integers(1, 4))
 def test_any_sizes(sizes, form, threads):
     offs = ends(form, sizes if form == "m" else [s // 8 for s in sizes])

@@ -186,7 +186,7 @@ def test_what_serves_other_devices(form):
         (lambda x, w, o: (x, w, o.to("meta")), "one device"),
         (lambda x, w, o: (x, w, o.flip(0)), "must not decrease"),
         (lambda x, w, o: (x, w, o - 50), "must not decrease"),
-        (lambda x, w, o: (x, w, o + 50), "past the end"),
+        (lambda x, w, o: (x, w, o + 500), "past the end"),
         (lambda x, w, o: (x[:, :40], w[:, :, :40], o), "K = 40 is not a multiple of 32"),
         (lambda x, w, o: (x[:, :0], w[:, :, :0], o), "nothing to multiply"),
         (lambda x, w, o: (x, w[:0], o[:0]), "nothing to multiply"),
