@@ -8,8 +8,8 @@ def cfgs(tokens):
     if tokens == 16:
         return [c(16,64,128,8,evict='b'), c(32,64,64,12,evict='b'), c(64,64,64,12,evict='b'), c(64,64,64,12,evict='b',lines=2), c(64,128,64,8,evict='b'), c(32,64,64,12,evict='b',lines=2), c(32,64,128,7,evict='b')]
     if tokens == 128:
-        return [x for l in (1,2,4) for x in (c(128,128,64,6,(2,1),evict='b',lines=l), c(64,128,64,8,evict='b',lines=l), c(128,192,64,5,(2,1),lines=l), c(64,160,64,7,evict='b',lines=l), c(128,256,64,4,(2,1),lines=l))]
-    return [c(128,256,64,4,(2,1)), c(128,256,64,4,(2,1),lines=2), c(128,256,64,4,(2,1),lines=4), c(128,256,64,4,(2,1),group_m=16), c(128,256,64,4,(2,1),group_m=16,lines=2)]
+        return [x for l in (1,2,4) for x in (c(128,128,64,6,(2,1),evict='b',lines=l), c(64,128,64,8,evict='b',lines=l), c(128,192,64,5,(2,1),lines=l), c(64,160,64,7,evict='b',lines=l), c(128,256,64,4,(2,1),tma_store=l==1,lines=l))]
+    return [c(128,256,64,4,(2,1)), c(128,256,64,4,(2,1),lines=2), c(128,256,64,4,(2,1),lines=4), c(128,256,64,4,(2,1),group_m=16), c(128,256,64,4,(2,1),tma_store=True), c(128,256,64,4,(2,1),tma_store=True,lines=2), c(128,128,64,5,(2,1),tma_store=True)]
 def build_one(a):
     p, c = a
     from flykernels.targets import sm90a

@@ -23,6 +23,7 @@ OP, TEMPLATE, RUN_TIME_SIZE = "_grouped_mm", "grouped_gemm", "tokens"
 PROBLEM = GroupedGemmProblem
 FORMS = {(2, 3): "m", (3, 2): "n", (2, 2): "k", (3, 3): "batch"}  # by how many axes A and B have
 SHARES = (2, 0, 5)  # of the tokens that groups get in turn while candidates are measured
+KEPT_MOST = 1024  # sizes and strides whose arguments are kept
 TILE_MOST, SPAN_MOST = 256, 0xFFFFF000  # rows of a tile; bytes that it may span where a buffer descriptor addresses it
 
 
@@ -122,26 +123,42 @@ def aten(p: GroupedGemmProblem) -> Callable:
 
 
 def bind(code: Any, spec: Any) -> Callable:
-    """callable(a, b, [offs], out=) running `code` or, where operands do not fit, ATen."""
+    """callable(a, b, [offs], out=) running `code` or, where operands do not fit, ATen.
+
+    What sizes and strides say is worked out once; addresses, and on the CPU offs, are looked at in each call."""
     p = spec.problem
     if code.target == "x86":
         from flykernels.launch import host
 
-        launch, fits = host.load(code).launcher(), in_order
+        launch, fits, aligns, looks = host.load(code).launcher(), lambda *_, **__: True, {}, True
     else:
         from flykernels.launch.current import Launcher
 
-        launch, fits = Launcher(code), aligned if code.target == "sm90a" else within_buffers
-    fallback, names = aten(p), pointers(p)
+        launch, fits, looks = Launcher(code), aligned if code.target == "sm90a" else within_buffers, False
+        aligns = {"a": p.align_a, "b": p.align_b, "c": p.align_c}
+    fallback, names, known = aten(p), pointers(p), {}  # type: ignore[var-annotated]
+    masks = [aligns.get(name, 1) - 1 for name in names]
+
+    def scalars(a: Any, b: Any, *offs: Any, out: Any) -> tuple[int, ...] | None:
+        """The scalar arguments; None where sizes or strides do not fit."""
+        if len(known) > KEPT_MOST:
+            known.clear()
+        good = lies_as_built(p, a, b, *offs, out=out) and fits(p, a, b, *offs, out=out)
+        return scalar_values(p, a, b, out) if good else None
 
     def call(a: Any, b: Any, *offs: Any, out: Any) -> Any:
-        if not (lies_as_built(p, a, b, *offs, out=out) and fits(p, a, b, *offs, out=out)):
+        key = (a.shape, a.stride(), b.shape, b.stride(), out.stride(), *((o.shape, o.stride(), o.device) for o in offs))
+        if key not in known:
+            known[key] = scalars(a, b, *offs, out=out)
+        numbers = known[key]
+        addresses = [x.data_ptr() for x in (a, b, *offs, out)]
+        misplaced = any(address & mask for address, mask in zip(addresses, masks, strict=True))
+        if numbers is None or misplaced or (looks and not in_order(p, a, b, *offs)):
             log.warning("%s %s: operands are not what was compiled for; ATen serves this call", spec.op, spec.name)
             return fallback(a, b, *offs, out=out)
         if not tokens_of(p.form, a, b):
             return out.zero_() if p.form == "k" else out
-        tensors = dict(zip(names, (a, b, *offs, out), strict=True))
-        launch(*(tensors[name].data_ptr() for name in names), *scalar_values(p, a, b, out))
+        launch(*addresses, *numbers)
         return out
 
     return call
@@ -160,7 +177,7 @@ def lies_as_built(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any, out: Any) -
     return all(unit(x, layout).get(layout, True) for x, layout in ((a, p.a), (b, p.b), (out, "row")))
 
 
-def in_order(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any, out: Any) -> bool:
+def in_order(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any) -> bool:
     """On the CPU: whether offs do not decrease and stay within T; of anything else ATen makes what it makes."""
     if not offs:
         return True
@@ -169,15 +186,15 @@ def in_order(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any, out: Any) -> boo
 
 
 def aligned(p: GroupedGemmProblem, a: Any, b: Any, *offs: Any, out: Any) -> bool:
-    """On a GPU: whether addresses and strides are multiples of what wide loads and TMA need, and nothing is repeated
-    but whole groups. One group's rows may lie anywhere in this."""
+    """On a GPU: whether strides are multiples of what wide loads and TMA need, and nothing is repeated but whole
+    groups. One group's rows may lie anywhere in this."""
     if any(x.device != out.device for x in (a, b, *offs)):
         return False
     for x, align, layout in ((a, p.align_a, p.a), (b, p.align_b, p.b), (out, p.align_c, "row")):
         size = x.element_size()
         outer = {"row": (-2,), "col": (-1,)}.get(layout, (-2, -1))
         steps = [x.stride(i) for i in (*outer, *((0,) if x.dim() == 3 else ())) if x.shape[i] > 1]
-        if x.data_ptr() % align or any(s * size % align for s in steps):
+        if any(s * size % align for s in steps):
             return False
         if any(x.stride(i) == 0 and x.shape[i] > 1 for i in outer):
             return False

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil, inf
+from typing import Any
 
 from ..dtypes import DType, i32, i64
 from ..layout import IDENTITY, Layout, Mode, Swizzle, ThreadValues
@@ -33,8 +34,8 @@ class _Stages:
     last    (i32 Value, int): elements of K in the last tile where only the run knows (0: none, up to all), and what
             they are a multiple of; default: as many as the source's size leaves
 
-    The source's K may be an i32 Value. Then `count` is the number of tiles, and any tile may be asked for: past K's end
-    it is zeros."""
+    The source's K may be an i32 Value. Then `tile_count` is the number of tiles, and any tile may be asked for: past
+    K's end it is zeros."""
 
     word: int  # bytes that the hardware's range check takes together
 
@@ -43,11 +44,12 @@ class _Stages:
     ):  # fmt: skip
         self.k, self.source, self.extent, self.stages, self.along = k, source, tile, stages, along
         self.dtype: DType = source.dtype
-        length, self.depth = source.shape[along], tile[along]
+        length: Any = source.shape[along]
+        self.depth: Any = tile[along]
         self.run_time = isinstance(length, Value)
-        self.tiles: float = inf if self.run_time else ceil(length / self.depth)  # past the last one there are zeros
-        self.count = (length + (self.depth - 1)) // self.depth if self.run_time else self.tiles
-        whole = self.depth if self.run_time else length - (self.tiles - 1) * self.depth
+        self.tiles: Any = inf if self.run_time else ceil(length / self.depth)  # past the last one there are zeros
+        self.tile_count: Any = (length + (self.depth - 1)) // self.depth if self.run_time else self.tiles
+        whole: Any = self.depth if self.run_time else length - (self.tiles - 1) * self.depth
         self.last, self.last_multiple = last or (whole, whole)  # elements of K in the last tile
         self.swizzle, self.chunk = swizzle, chunk // self.dtype.bytes
         if swizzle and swizzle.chunk < self.chunk:

@@ -142,7 +142,7 @@ def direct_loop_to(k: Kernel, mma: TiledMma, A: Ring, B: Ring) -> Fragment:
     ahead, needed = A.stages - 1, lambda t: [(A, t), (B, t)]
     plan = Plan(start=-ahead, fetch=lambda t: needed(t + ahead), need=needed)
     plan.prologue()
-    counted = maximum(A.count - (ahead + 1), 0)  # steps whose fetches are whole
+    counted = maximum(A.tile_count - (ahead + 1), 0)  # steps whose fetches are whole
 
     @k.loop(0, counted, carry=mma.zeros())
     def most(t, acc):
@@ -151,12 +151,12 @@ def direct_loop_to(k: Kernel, mma: TiledMma, A: Ring, B: Ring) -> Fragment:
         plan.issue(0, lambda n: t + n)
         return product(mma, A, B, t, acc)
 
-    @k.loop(counted, A.count, carry=most)
+    @k.loop(counted, A.tile_count, carry=most)
     def acc(t, acc):
         k.wait_loads(0)
         k.barrier()
 
-        @k.when(t + ahead < A.count)
+        @k.when(t + ahead < A.tile_count)
         def _():
             plan.issue(0, lambda n: t + n)
 
@@ -175,7 +175,7 @@ def copied_loop_to(k: Kernel, mma: TiledMma, A: CopiedRing, B: CopiedRing) -> Fr
 
     put(0)()
 
-    @k.loop(0, A.count, carry=mma.zeros())
+    @k.loop(0, A.tile_count, carry=mma.zeros())
     def acc(t, acc):
         k.barrier()
         land = put(t + 1)  # zeros, past the end

@@ -79,7 +79,7 @@ def interleaved_loop(
     turn = lcm(cfg.stages, per)  # K tiles of a turn of the loop
     run_time = ring["A0"].run_time
     # tiles whose fetches are whole
-    whole = maximum(ring["A0"].count - (furthest + 1), 0) if run_time else max(0, tiles - furthest - ragged)
+    whole = maximum(ring["A0"].tile_count - (furthest + 1), 0) if run_time else max(0, tiles - furthest - ragged)
     whole = whole // turn * turn
 
     def fetch(g):
@@ -152,7 +152,7 @@ def interleaved_loop(
         return tuple(now.values())
 
     if run_time:
-        acc, _ = loop(whole, ring["A0"].count, 1, acc, held, cut=True)
+        acc, _ = loop(whole, ring["A0"].tile_count, 1, acc, held, cut=True)
         k.wait_loads(0)  # what was asked for past K's end
         whole = tiles
 

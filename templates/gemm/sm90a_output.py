@@ -70,11 +70,14 @@ class Output:
     view   name -> the argument as a View of this batch
     at     (row, column) of the tile
     batch  its coordinate in C's tensor map: () or one
+    row    of C's tensor map that the view begins with
     shelf  pointer to `shelf_bytes` of shared memory"""
 
-    def __init__(self, k: Kernel, p: GemmProblem, cfg: Sm90aConfig, view: Callable[[str], View], at, batch, shelf):
+    def __init__(
+        self, k: Kernel, p: GemmProblem, cfg: Sm90aConfig, view: Callable[[str], View], at, batch, shelf, row=0
+    ):  # fmt: skip
         self.k, self.p, self.cfg, self.shelf = k, p, cfg, shelf
-        self.at, self.batch = at, batch
+        self.at, self.batch, self.row = at, batch, row
         self.group = k.thread // WARPGROUP  # the warpgroup's number
         self.sender = (k.thread % WARPGROUP).equals(0)
         tile = (cfg.tile_m, cfg.tile_n)
@@ -193,6 +196,11 @@ class Output:
 
         barriers.named_barrier(SHELF_READY + self.group, WARPGROUP)
 
+    def shelf_left(self) -> None:
+        """Every box that was sent has left its shelf: it may be used otherwise."""
+        self.k.when(self.sender)(lambda: tma.wait_stores_read(0))
+        barriers.named_barrier(SHELF_READY + self.group, WARPGROUP)
+
     def _send(self, part: Part, shelf: View) -> None:
         cfg = self.cfg
         barriers.fence_async()
@@ -201,7 +209,7 @@ class Output:
         @self.k.when(self.sender)
         def _():
             along_m, along_n = self.group % cfg.groups[0], self.group // cfg.groups[0]
-            row = self.at[0] * cfg.tile_m + (along_m * (BLOCK_M * cfg.blocks) + BLOCK_M * part.block)
+            row = self.at[0] * cfg.tile_m + (along_m * (BLOCK_M * cfg.blocks) + BLOCK_M * part.block) + self.row
             column = self.at[1] * cfg.tile_n + (along_n * cfg.columns + part.column)
             source = advance(shelf.pointer, self.group * (BLOCK_M * SWIZZLE_MOST // shelf.dtype.bytes), shelf.dtype)
             tma.store_box(self.k.tensor_map("c_map"), source, (column, row, *self.batch))

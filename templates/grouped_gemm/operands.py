@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from flykernels.dtypes import i32, i64
 from flykernels.lang import Kernel, Layout, Value, View
@@ -94,4 +95,5 @@ class Parked:
         value = self.given[name]
         if not isinstance(value, View):
             return number
-        return replace(value, pointer=llvm.inttoptr(value.pointer.type, number.ssa))
+        pointer: Any = value.pointer
+        return replace(value, pointer=llvm.inttoptr(pointer.type, number.ssa))

@@ -48,6 +48,12 @@ def walk(turn, workgroup, workgroups, tiles, dies: int):
     return _choose(workgroup < count, at, tiles)
 
 
+def in_lines(place, tiles, lines: int):
+    """The tile that is done at a place, 0 <= place < lines * up(tiles, lines), where the line of tiles is cut into
+    `lines` that are walked side by side; at least `tiles` where there is none."""
+    return place % lines * up(tiles, lines) + place // lines
+
+
 def turns(tiles, workgroups: int):
     """How many turns the longest-working workgroup has."""
     return (tiles + (workgroups - 1)) // workgroups
@@ -78,7 +84,9 @@ class Schedule:
         self.columns = -(-p.n // tile[1])
         self.chunks = -(-p.groups // k.target.lanes)
         room = self.chunks * k.target.lanes
-        self.bounds = self.starts = self.ranked = None
+        self.bounds: Any = None  # Views, where the form has them
+        self.starts: Any = None
+        self.ranked: Any = None
         if offs is None:
             self.rows = up(tokens, tile[0])
             self.tiles = self.rows * (self.columns * p.groups)

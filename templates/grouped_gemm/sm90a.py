@@ -26,6 +26,7 @@ from templates.gemm.sm90a_config import (
     BLOCK_K,
     BLOCK_M,
     BRINGER_REGISTERS,
+    SWIZZLE_MOST,
     WARP,
     boxes,
     shared_operands,
@@ -34,7 +35,7 @@ from templates.gemm.sm90a_output import Output
 
 from .arguments import declared
 from .problem import RUN_TIME, GroupedGemmProblem
-from .schedule import Schedule, turns, up, walk
+from .schedule import Schedule, in_lines, turns, up, walk
 from .sm90a_config import GroupedSm90aConfig
 
 DTYPES = ("bf16", "f16")
@@ -117,14 +118,19 @@ def tensor_maps(p: GroupedGemmProblem, cfg: GroupedSm90aConfig) -> tuple[TensorM
         return TensorMap(f"{name}_map", name, (*axes, *groups), (*box, *(1 for _ in groups)), shared.swizzle)
 
     a, b = shared_operands(as_dense(p), cfg)
-    return of("a", a, "m"), of("b", b, "n")
+    maps = of("a", a, "m"), of("b", b, "n")
+    if not cfg.tma_store:
+        return maps
+    groups = ((p.groups, "c_group"),) if p.has_groups("c") else ()
+    box = (SWIZZLE_MOST // p.output_type.bytes, min(BLOCK_M, cfg.tile_m), *(1 for _ in groups))
+    return *maps, TensorMap("c_map", "c", ((p.n, 1), (size["m"], "c_row"), *groups), box, SWIZZLE_MOST, 0)
 
 
 @dataclass(frozen=True)
 class Tile:
     """A tile of one group's C: which, and what of A and B it is made from.
 
-    c        the group's C as (rows, columns); at: number of the tile in it
+    c        the group's C as (rows, columns), which begins at `first` of T; at: number of the tile in it
     m, n, k  origin in A and B
     steps    K tiles
     before   of another group's K in the first of them (None: nothing), in form "k"
@@ -133,6 +139,7 @@ class Tile:
 
     group: Any
     c: View
+    first: Any
     at: tuple[Any, Any]
     m: Any
     n: Any
@@ -159,17 +166,17 @@ class Tiles:
         k, tiles = self.k, self.schedule.tiles
         groups: Any = barriers.workgroups()
 
-        lines, each = self.cfg.lines, up(tiles, self.cfg.lines)
-        all_places = each * lines  # of which the last line has a few less
+        lines = self.cfg.lines
+        places = up(tiles, lines) * lines
 
-        @k.loop(0, turns(all_places, groups), carry=carry)
+        @k.loop(0, turns(places, groups), carry=carry)
         def after(turn, carry):
             me = k.workgroup_id()
             if self.p.form == "k":  # the largest groups come first: who has the heavier tile next gets the lighter one
                 me = me + turn % 2 * (groups - 1 - me - me)
-            place = walk(turn, me, groups, all_places, 1)
-            i = place % lines * each + place // lines
-            return k.when((place < all_places) & (i < tiles), carry)(lambda carry: body(self._tile(i), carry))
+            place = walk(turn, me, groups, places, 1)
+            i = in_lines(place, tiles, lines)
+            return k.when((place < places) & (i < tiles), carry)(lambda carry: body(self._tile(i), carry))
 
         return after
 
@@ -201,7 +208,7 @@ class Tiles:
         if form == "n":
             aligned = ((spot.first | spot.size) % (UNIT // c.dtype.bytes)).equals(0)
         at_row, at_column = row * cfg.tile_m + start["m"], column * cfg.tile_n + start["n"]
-        return Tile(spot.group, c, (row, column), at_row, at_column, start["k"], steps, before, left, aligned)
+        return Tile(spot.group, c, begin, (row, column), at_row, at_column, start["k"], steps, before, left, aligned)
 
 
 def unit(p: GroupedGemmProblem) -> int:
@@ -259,6 +266,7 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
     group = k.thread // wgmma.WARPGROUP if cfg.multipliers > wgmma.WARPGROUP else 0
     along_m, along_n = group % cfg.groups[0], group // cfg.groups[0]
     lane = k.thread % wgmma.WARPGROUP
+    without = replace(cfg, tma_store=False)
     origin = wgmma.address_of(ring.memory)
     layout = wgmma.sums_layout(cfg.columns, cfg.blocks, cfg.groups)
     # a warpgroup's part of the tile begins at whole boxes or groups of rows: the distance is the same multiple for each
@@ -349,16 +357,29 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
             if p.form == "n":
                 vector = tma.TMA_ALIGNMENT // c.dtype.bytes if aligned else 1
                 c = replace(c, multiple=(1, vector), alignment=p.align_c if aligned else c.dtype.bytes)
-            output = Output(k, as_dense(p, aligned), cfg, lambda name: c, tile.at, (), ring.shelf)
-            output.store(acc, output.fetch(0))
+            output = Output(k, as_dense(p, aligned), without, lambda name: c, tile.at, (), ring.shelf)
+            if cfg.tma_store:
+                output.shelf_left()
+            output.store(acc, {})
 
-        if tile.aligned is True:
-            store(True)
-        else:
+        def send():
+            batch = (tile.group,) if p.has_groups("c") else ()
+            row = tile.first if p.form == "m" else 0
+            Output(k, as_dense(p), cfg, lambda name: tile.c, tile.at, batch, ring.shelf, row).store(acc, {})
+
+        if p.form == "n":
             k.branch(tile.aligned, lambda: store(True), lambda: store(False))
+        elif not cfg.tma_store:
+            store(True)
+        elif p.form != "m":
+            send()  # rows outside a group are outside the tensor
+        else:
+            k.branch(tile.c.shape[0] >= (tile.at[0] + 1) * cfg.tile_m, send, lambda: store(True))
         return after
 
     tiles.walk(barriers.Position.start(cfg.stages, 0).carried, one)
+    if cfg.tma_store:
+        k.when(lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does
 
 
 def clear(k: Kernel, cfg: GroupedSm90aConfig, operand, start, first: Value | None, end: Value | None) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from flykernels.dtypes import i32, i64
 from flykernels.targets.gpu import GpuLimits
-from templates.gemm.gfx950_config import Gfx950Config
+from templates.gemm.gfx950_config import Gfx950Config, direct_bytes
 from templates.gemm.space import Candidate, Dropped, Space
 from templates.gemm.space_gfx950 import NOT_LOOKED_AT, estimate, every, lds_read, side_by_side
 from templates.gemm.space_gfx950 import limit as dense_limit
@@ -19,6 +19,7 @@ from .problem import GroupedGemmProblem
 # As many as are compiled and measured; of those that share tile_m and tile_n: how uneven groups are is not known, so
 # different tiles are worth more than different stages.
 KEPT, KEPT_OF_A_TILE = 10, 1
+COPIED_K_MOST = 128  # elements of K a tile, through registers: 64x64x256 spills where every size has a tail
 RUN_TIME_TILE = 128 * 256  # of C: a larger interleaved tile leaves no registers for two loops over K
 
 
@@ -68,6 +69,8 @@ def limit(p: GroupedGemmProblem, tile: Gfx950Config, limits: GpuLimits) -> str |
     room = limits.shared_bytes - table_bytes(p.groups, len(scalars(p)), limits)
     if tile.lds_bytes(p.dense) > room:
         return f"{tile.lds_bytes(p.dense)} bytes of LDS; {room} are left beside the table of groups"
+    if not direct_bytes(p.dense) and tile.tile_k > COPIED_K_MOST:
+        return f"K tiles of {tile.tile_k} come through registers, of which walking the groups leaves too few"
     if p.form == "k" and tile.interleaved and tile.tile_m * tile.tile_n > RUN_TIME_TILE:
         return "K is only known at run time: the loop and the one for its end spill with this interleaved tile"
     return None

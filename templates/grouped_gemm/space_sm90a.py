@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
+from statistics import mean
 
 from flykernels.targets.gpu import GpuLimits
 from templates.gemm.sm90a_config import BLOCK_K, BLOCK_M, shared_memory
@@ -32,15 +33,18 @@ from templates.gemm.space_sm90a import (
 )
 
 from .problem import GroupedGemmProblem
-from .sm90a import as_dense, why_not
+from .sm90a import as_dense, unit, why_not
 from .sm90a_config import GroupedSm90aConfig
 
 TILES_M = (16, 32, 64, 128, 256)
 TILES_N = (64, 96, 128, 160, 192, 224, 256)
-KEPT, TILES_KEPT = 10, 6  # as many as are compiled and measured; of the tiles, which come in variants
+KEPT, OF_HEIGHT = 12, 3  # as many as are compiled and measured; of tiles with as many rows
+WORST = 1.7  # times the best estimate: which groups will have how many rows is not known
 STREAMING_ROWS = 256  # of a group up to which its weights are not wanted again soon
 TABLE_BYTES = 3 * 4  # of shared memory a group: where its tokens and its tiles begin, its rank
 FINDING = 700  # cycles to find the next tile's group
+SHARES = (2, 0, 5)  # of the rows that groups get in turn: as routers deal them
+NOT_HIDDEN = 0.2  # of what takes less time than what counts; as measured on an H200
 
 
 def candidates(p: GroupedGemmProblem, target) -> Space:
@@ -56,14 +60,16 @@ def candidates(p: GroupedGemmProblem, target) -> Space:
         else:
             found.append((*estimate(p, config, limits), config))
     found.sort(key=lambda f: f[0])
-    for _, words, config in found[:TILES_KEPT]:
-        for variant, why in _variants(p, config):
-            if len(space.kept) == KEPT:
-                space.dropped.append(Dropped(variant, f"{KEPT} others are likelier"))
-            else:
+    best = [f[-1] for f in found[:2]]
+    of_height: dict[int, int] = {}
+    for cycles, words, config in found:
+        height = of_height[config.tile_m] = of_height.get(config.tile_m, 0) + 1
+        for variant, why in _variants(p, config, config in best, limits):
+            if cycles > WORST * found[0][0] or height > OF_HEIGHT or len(space.kept) == KEPT:
+                than = f"estimated at {cycles / found[0][0]:.2f} times the best: {words}"
+                space.dropped.append(Dropped(variant, than))
+            elif limit(p, variant, limits) is None:
                 space.kept.append(Candidate(variant, f"{words}; {why}" if why else words))
-    for cycles, words, config in found[TILES_KEPT:]:
-        space.dropped.append(Dropped(config, f"estimated at {cycles / found[0][0]:.2f} times the best: {words}"))
     return space
 
 
@@ -106,13 +112,18 @@ def _fullest(p: GroupedGemmProblem, config: GroupedSm90aConfig, limits: GpuLimit
     return replace(config, stages=stages)
 
 
-def _variants(p: GroupedGemmProblem, config: GroupedSm90aConfig) -> Iterator[tuple[GroupedSm90aConfig, str]]:
+def _variants(
+    p: GroupedGemmProblem, config: GroupedSm90aConfig, best: bool, limits: GpuLimits
+) -> Iterator[tuple[GroupedSm90aConfig, str]]:
     """(configuration, what speaks for it) of one tile: what measuring must choose between."""
+    yield config, "a weight's lines leave L2 first" if config.evict == "b" else ""
+    if not best:
+        return
     if config.evict == "b":
-        yield config, "a weight's lines leave L2 first"
         yield replace(config, evict="none"), "weights stay in L2"
-    else:
-        yield config, ""
+    yield replace(config, tma_store=True), "TMA writes C while the next tile is multiplied"
+    if p.form == "m":
+        yield replace(config, lines=2), "groups with few rows run beside groups with many"
 
 
 def limit(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> str | None:
@@ -120,7 +131,9 @@ def limit(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> 
     reason = dense_limit(as_dense(p), cfg, limits)
     if reason:
         return reason
-    if not cfg.persistent or cfg.split_k > 1 or cfg.stream_k or cfg.cluster_size > 1 or cfg.tma_store:
+    if cfg.tma_store and (p.form == "n" or unit(p) > 1):
+        return "TMA would write what belongs to other groups"
+    if not cfg.persistent or cfg.split_k > 1 or cfg.stream_k or cfg.cluster_size > 1:
         return "workgroups of a grouped product stay, and each does whole tiles by itself"
     if cfg.columns > COLUMNS_MOST:
         return f"{cfg.columns} columns a warpgroup; wgmma takes {COLUMNS_MOST}"
@@ -130,29 +143,28 @@ def limit(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> 
 
 
 def estimate(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> tuple[float, str]:
-    """(cycles, what they are made of): rounds of workgroups, each a loop over K tiles."""
+    """(cycles, what they are made of) of groups whose rows are shared out as SHARES says.
+
+    What the multiprocessors do comes in whole rounds of tiles; memory is read at its rate until the end."""
     size, units = p.input_type.bytes, limits.compute_units * cfg.beside
     rows, columns = _size(p)
-    high, wide = ceil(rows / cfg.tile_m), ceil(columns / cfg.tile_n)
-    tiles = high * wide * p.groups
+    all_rows = [rows * share * len(SHARES) / sum(SHARES) for share in SHARES] if p.form == "m" else [rows]
+    high, wide = mean(ceil(r / cfg.tile_m) for r in all_rows), ceil(columns / cfg.tile_n)
+    tiles, steps = ceil(p.groups * high * wide), ceil(_depth(p) / cfg.tile_k)
+    rounds = ceil(tiles / units) * cfg.beside
     loaded = (cfg.tile_m + cfg.tile_n) * cfg.tile_k * size
-    multiplied = max(cfg.tile_m, BLOCK_M)
     instructions = cfg.blocks * cfg.groups[0] * cfg.groups[1] * cfg.tile_k // BLOCK_K
     read = instructions * (BLOCK_M + cfg.columns) * BLOCK_K * size
-    # what the workgroups of a round read from memory, each byte once: whole groups, or some columns of one
-    together = min(tiles, units)
-    of_b = min(columns, cfg.tile_n * wide) * together / (high * wide)
-    of_a = rows * max(1.0, together / (high * wide))
-    slowest, why = max(
-        (multiplied * cfg.tile_n * cfg.tile_k / MULTIPLY, "tensor cores"),
-        ((read + loaded) / SHARED, "shared memory"),
-        (loaded / FILL, "L2"),
-        ((of_a + of_b) * cfg.tile_k * size / MEMORY, "memory"),
-        (LATENCY / (cfg.stages - 1), "latency"),
-    )
-    rounds = ceil(tiles / units)
+    moved = p.groups * (mean(r > 0 for r in all_rows) * columns + rows) * _depth(p) * size
+    last = cfg.tile_n * _depth(p) * size * units / MEMORY / 2  # half a tile, at the end, which others do not wait with
     output = cfg.tile_m * cfg.tile_n * p.output_type.bytes / STORED + ROUND + FINDING
-    if why == "memory":  # the ring is filled meanwhile
-        output = 0
-    cycles = START + rounds * (ceil(_depth(p) / cfg.tile_k) * slowest + output)
+    parts = {
+        "tensor cores": rounds * (steps * max(cfg.tile_m, BLOCK_M) * cfg.tile_n * cfg.tile_k / MULTIPLY + output),
+        "shared memory": rounds * (steps * (read + loaded) / SHARED + output),
+        "L2": rounds * steps * loaded / FILL,
+        "memory": moved / MEMORY * max(1.0, units / tiles) + last,
+        "latency": rounds / cfg.beside * steps * LATENCY / (cfg.stages - 1),
+    }
+    why = max(parts, key=parts.__getitem__)
+    cycles = START + parts[why] + NOT_HIDDEN * (sum(parts.values()) - parts[why])
     return cycles, f"{tiles} tiles in {rounds} rounds, bound by {why}, about {cycles:.0f} cycles"

@@ -60,7 +60,7 @@ def test_interleaved_tiles(schedule):
     run(drawn(problem("m", 3, n=264, k=512), (130, 0, 5)), forward)
     run(drawn(problem("m", 2, n=136, k=392, b="row"), (5, 130)), forward)  # K ends within a tile
     gradient = GroupedConfig(Gfx950Config(128, 256, 64, 2, (2, 4), schedule=schedule), 2)
-    run(drawn(problem("k", 5, m=136, n=264, a="col", b="row"), (1, 0, 64, 200, 450)), gradient)
+    run(drawn(problem("k", 5, m=136, n=264, a="col", b="row"), (1, 0, 200, 330)), gradient)
 
 
 @pytest.mark.parametrize("groups", [1, 64, 65, 512])
@@ -95,7 +95,7 @@ def test_waves_along_k_and_f16():
     run(drawn(problem("m", 5, n=37, k=61, align_a=2, align_b=2, align_c=2)), COPIED)
 
 
-@settings(max_examples=8, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.one_of(st.just(0), st.integers(1, 150)), min_size=6, max_size=6), st.sampled_from(["m", "k"]))
 def test_any_sizes(sizes, form):
     layouts = {"a": "col", "b": "row"} if form == "k" else {}
@@ -104,12 +104,11 @@ def test_any_sizes(sizes, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_candidates_do_not_spill(form):
-    """The first ones for a layer with tails, and for one without."""
+    """The first ones for a layer with tails; `bench gfx950-grouped` compiles all of the suite's."""
     layouts = {"a": "col", "b": "row"} if form == "k" else {}
-    for n in (512, 520):
-        p = problem(form, 16, **({"m": 1024, "n": n, "k": 512} | {RUN_TIME[form]: 0}), tokens_hint=4096, **layouts)
-        space = candidates(p, gfx950)
-        assert space.kept and all(d.reason for d in space.dropped)
-        for c in space.kept[:2]:
-            code = compiled(p, c.config)
-            assert code.spills == 0 and code.scratch_bytes == 0, c.config
+    p = problem(form, 16, **({"m": 1024, "n": 520, "k": 512} | {RUN_TIME[form]: 0}), tokens_hint=4096, **layouts)
+    space = candidates(p, gfx950)
+    assert space.kept and all(d.reason for d in space.dropped)
+    for c in space.kept[:2]:
+        code = compiled(p, c.config)
+        assert code.spills == 0 and code.scratch_bytes == 0, c.config

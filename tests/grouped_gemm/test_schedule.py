@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from templates.grouped_gemm.build import build, build_from_json
 from templates.grouped_gemm.config import GroupedConfig
 from templates.grouped_gemm.problem import GroupedGemmProblem
 from templates.grouped_gemm.reference import bounds
-from templates.grouped_gemm.schedule import turns, walk
+from templates.grouped_gemm.schedule import in_lines, turns, up, walk
 from templates.grouped_gemm.space import candidates
 
 
@@ -126,3 +128,12 @@ def test_balance_of_skewed_groups(groups):
     ):
         found, least = loads(p, sizes, 128, 256, 256)
         assert found.max() <= 1.05 * least
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3, 4])
+@pytest.mark.parametrize("tiles", [1, 2, 5, 64, 131, 1000])
+def test_lines_walked_side_by_side_have_every_tile_once(tiles, lines):
+    done = [in_lines(place, tiles, lines) for place in range(lines * up(tiles, lines))]
+    assert sorted(i for i in done if i < tiles) == list(range(tiles))
+    first = [i for i in done[:lines] if i < tiles]
+    assert all(b - a == up(tiles, lines) for a, b in pairwise(first))

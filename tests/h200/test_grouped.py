@@ -42,6 +42,25 @@ def test_tiles(form, layout, config):
     run(replace(FORMS[form], a=layout[0], b=layout[1]), config, UNEVEN, past=3, tokens=None)
 
 
+BY_TMA = [
+    Config(tile_n=256, stages=4, tma_store=True),
+    Config(tile_n=192, stages=3, tma_store=True, lines=2),
+    Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1), tma_store=True, lines=3),
+]
+
+
+@pytest.mark.parametrize("config", BY_TMA, ids=str)
+@pytest.mark.parametrize("form, layout", [("m", "NT"), ("m", "NN"), ("k", "TN"), ("batch", "NT"), ("batch", "TT")])
+def test_stores_by_tma(form, layout, config):
+    """Whole tiles leave by TMA, others as ever, one after the other through the same shelves."""
+    a, b = LAYOUTS[layout]
+    p = replace(FORMS[form], a=a, b=b)
+    many = (130, 256, 0, 17, 300, 128, 1, 512)
+    run(p, config, many, past=7, tokens=200 if form == "batch" else None)
+    wide = replace(p, n=1000, m=p.m and 264, out_dtype="f32" if form == "k" else "bf16")
+    run(wide, config, many, pads=(0, 0, 8), tokens=72 if form == "batch" else None)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [(200, 72), (8, 8), (264, 1000), (201, 77)])
