@@ -137,8 +137,13 @@ def configurations(p: QuantizeProblem, all_of_them: bool) -> list[GpuConfig]:
     if not all_of_them:
         return [default(p, sm90a)]
     if p.columns:
-        cuts = (((4, 2), 4), ((4, 1), 6), ((8, 1), 3), ((4, 2), 3))
-        return [GpuConfig(w, 4, 32, 8, beside, group) for w, beside in cuts for group in (1, 4, 32)]
+        alone = (((8, 1), 3), ((16, 1), 2), ((4, 1), 6), ((4, 2), 4), ((8, 2), 2))
+        found = [GpuConfig(waves, 4, 32, 8, beside) for waves, beside in alone]
+        if p.rows:
+            strips = (((8, 2), 1, 2), ((4, 4), 1, 2), ((4, 2), 2, 2), ((8, 1), 2, 2), ((8, 1), 2, 4), ((8, 1), 2, 8))
+            found += [GpuConfig(w, 4, 32, 8, beside, 1, strip, True) for w, beside, strip in strips]
+            found += [GpuConfig((4, 4), 4, 32, 8, 2, 1, 2), GpuConfig((8, 2), 4, 32, 8, 2, 1, 2)]
+        return found
     cuts = (
         (1, 8, 4, 5),
         (1, 8, 2, 6),
@@ -178,7 +183,8 @@ def on_gpu(options) -> int:
         for config in configurations(p, options.sweep):
             code = built(p, config, sm90a)
             launch, addresses = Launcher(code), [x.data_ptr(), *(out[name].data_ptr() for name in outputs(p)), m, n]
-            name = f"{config.waves} held {config.held} beside {config.beside} group {config.group}"
+            c, more = config, f"strip {config.strip}{' ahead' if config.ahead else ''}"
+            name = f"{c.waves} held {c.held} beside {c.beside} group {c.group} {more}"
             registers[name] = f"{code.registers}" + (f", {code.spills} spilled" if code.spills else "")
             for t in out.values():
                 t.fill_(0xA5)

@@ -54,19 +54,19 @@ main.add_command(cache)
 @click.option("--smallest", is_flag=True, help="of topk")
 @click.option("--groups", type=click.IntRange(0), default=8, show_default=True, help="of grouped_mm")
 @click.option(
-    "--form",
-    type=click.Choice(["m", "n", "k", "batch"]),
-    default="m",
-    show_default=True,
+    "--form", type=click.Choice(["m", "n", "k", "batch"]), default="m", show_default=True,
     help="of grouped_mm: the axis that groups share out; its size is all groups' together",
-)
+)  # fmt: skip
+@click.option("--scaling", type=click.Choice(["block", "tensor", "row"]), default="block", help="of _scaled_mm")
+@click.option("--out-dtype", default="bf16", help="of _scaled_mm")
 @click.option("--target", type=click.Choice(["x86", "gfx950", "sm90a"]), default="x86", show_default=True)
 def explain(
     op: str, bias: str | None, weight_dtype: str | None, gradient: bool, smallest: bool, groups: int, form: str,
-    **options,
+    scaling: str, out_dtype: str, **options,
 ) -> None:  # fmt: skip
-    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...; grouped_mm; of eager operators: rms_norm, topk) eligible, what
-    are its candidates, what won and from where. For an eager operator --m are the rows."""
+    """Is OP (mm, addmm, bmm, baddbmm, addmm+gelu, ...; _scaled_mm; grouped_mm; of eager operators: rms_norm, topk)
+    eligible, what are its candidates, what won and from where. For an eager operator --m are the rows. Of _scaled_mm
+    --dtype is mxfp8, mxfp4, or the types of A and B, such as f8E4M3FN,f4E2M1FN."""
     base, _, activation = op.partition("+")
     if base in ("rms_norm", "topk"):
         from . import eager_explain
@@ -88,6 +88,15 @@ def explain(
         if form in ("n", "k") and options["m"] is None:
             raise click.BadParameter(f"grouped_mm of form {form} needs --m")
         sys.exit(0 if answer(GroupedQuestion("_grouped_mm", **options, form=form, groups=groups)) else 1)
+    if op == "_scaled_mm":
+        from .scaled_explain import ScaledQuestion
+
+        if min(options["n"], options["k"], options["m"] if options["m"] is not None else 0) < 0:
+            raise click.BadParameter("sizes are not negative")
+        kind = options.pop("dtype")
+        kind = "mxfp8" if kind == "f32" else kind  # f32: the option's default
+        scaled = ScaledQuestion(op, dtype=kind, bias=bias or "none", scaling=scaling, out=out_dtype, **options)
+        sys.exit(0 if answer(scaled) else 1)
     known = ("mm", "addmm", "bmm", "baddbmm", "_mkl_linear")
     if base not in known or activation not in ("", "none", "relu", "gelu", "gelu_tanh", "silu"):
         raise click.BadParameter(f"{op!r}: one of {', '.join(known)}, with or without +relu, +gelu, +gelu_tanh, +silu")

@@ -80,6 +80,11 @@ class Question:
         size = "symbolic" if self.m is None else self.m
         return f"{self.op} M={size} N={self.n} K={self.k} {self.dtype} {self.layout} on {self.target}"
 
+    def refused(self) -> str | None:
+        """Why no template takes its types and layout, or None. ValueError for a type that nobody knows."""
+        element_type(self.dtype)
+        return self.problem.why_not(SimpleNamespace(name=self.target))
+
 
 def why_not(question: Question) -> str | None:
     """The reason no template takes it, or None."""
@@ -88,8 +93,7 @@ def why_not(question: Question) -> str | None:
     if empty:
         return f"{', '.join(empty)} is 0: nothing to multiply, ATen's result is immediate"
     try:
-        element_type(question.dtype)
-        return question.problem.why_not(SimpleNamespace(name=question.target))
+        return question.refused()
     except ValueError as e:
         return str(e)
 

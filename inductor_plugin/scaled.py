@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 OP, TEMPLATE, RUN_TIME_SIZE = "_scaled_mm", "scaled_gemm", "m"
 PROBLEM = ScaledGemmProblem
+BLOCKWISE_1X32 = 3  # torch.nn.functional.ScalingType.BlockWise1x32
 IGNORED = ("use_fast_accum", "out_dtype")  # ours sums in f32, which is never less; the type is the output's
 
 
@@ -262,5 +263,11 @@ def first_version(a, b, scale_a, scale_b, bias=None, scale_result=None, out_dtyp
 def second_version(
     a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias=None, out_dtype=None, *_, **__
 ) -> tuple | None:
+    """As F.scaled_mm passes them on (torch 2.10 to 2.15): lists of scales, of ScalingType's and SwizzleType's numbers.
+
+    Only one E8M0 scale for 32 numbers, not swizzled, is answered here: of recipes of several scales, swizzled ones and
+    all others torch's own function says what fits."""
+    mx = [BLOCKWISE_1X32]
     single = len(scale_a) == len(scale_b) == 1 and not any(swizzle_a) and not any(swizzle_b)
+    single = single and [int(x) for x in recipe_a] == mx and [int(x) for x in recipe_b] == mx
     return (a, b, scale_a[0], scale_b[0], out_dtype) if single else None

@@ -5,6 +5,8 @@ definition in numpy)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..dtypes import DType, bf16, f8e4m3fn, f8e4m3fnuz, f16, f32, i16, i32
 from ..microscaling import FORMATS, SCALE_BIAS, SCALE_NAN
 from .values import TARGET, Value, absolute, constant, maximum, minimum, select, vector_of
@@ -59,7 +61,7 @@ def words(x: Value, factor: Value, dtype: DType) -> Value:
     return parts[0]
 
 
-def words_down(rows: list[Value], factors: Value, dtype: DType) -> list[Value]:
+def words_down(rows: list[Value], factors: Value, dtype: DType) -> Iterable[Value]:
     """Rows of floats times powers of two, one a column (a vector, as in `words`) -> each column's codes, as `words`."""
     own = getattr(TARGET.get(None), "small_floats_down", None)
     found = own(rows, factors, dtype) if own else None

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -172,7 +173,7 @@ class Sm90a(Gpu):
         kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
         return self._words(x, kind) if kind else None
 
-    def small_floats_down(self, rows: list[Value], factors: Value, dtype: DType) -> list[Value] | None:
+    def small_floats_down(self, rows: list[Value], factors: Value, dtype: DType) -> Iterable[Value] | None:
         """See lang.microscaling.words_down; bf16 is scaled before columns are taken out of the rows' registers."""
         if factors.dtype != bf16:
             return None

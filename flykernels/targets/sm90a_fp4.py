@@ -39,11 +39,9 @@ def down(rows: list[Value], factors: Value) -> Iterator[Value]:
     """8 rows (bf16 vectors of an even width) times factors -> for each column a word of codes, first row lowest."""
     for factor, *numbers in zip(_pairs(factors), *map(_pairs, rows), strict=True):
         x = [pair * factor for pair in numbers]
-        halves = []
-        for four in (x[:4], x[4:]):
-            even, odd = _four(four[::2]), _four(four[1::2])
-            halves.append(even & EVEN | (odd << 4) & ~EVEN)  # (what a NaN leaves elsewhere in a byte ends here)
-        yield from (_bytes(*halves, FIRSTS), _bytes(*halves, SECONDS))
+        # (what a NaN leaves in a byte beside its code ends here)
+        low, high = (_four(four[::2]) & EVEN | (_four(four[1::2]) << 4) & ~EVEN for four in (x[:4], x[4:]))
+        yield from (_bytes(low, high, FIRSTS), _bytes(low, high, SECONDS))
 
 
 def _pairs(x: Value) -> list[Value]:
@@ -52,8 +50,8 @@ def _pairs(x: Value) -> list[Value]:
 
 def _four(x: list[Value]) -> Value:
     """Two pairs of numbers -> a register with a byte for each one's code: first ones of both, second ones."""
-    codes = _bytes(*map(_magnitudes, x), CODES)
-    return codes | _bytes(*(y.bitcast(i32) for y in x), SIGNS) & SIGN
+    a, b = x
+    return _bytes(_magnitudes(a), _magnitudes(b), CODES) | _bytes(a.bitcast(i32), b.bitcast(i32), SIGNS) & SIGN
 
 
 def _magnitudes(x: Value) -> Value:

@@ -92,8 +92,10 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
         beside = 2 if p.input_type == f32 else 3  # twice the registers hold X
         if not p.rows:
             return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=beside)
+        if p.input_type == bf16 and p.per_byte == 2:
+            return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=2, strip=8, ahead=True)
         if p.input_type == bf16:
-            return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=2, strip=4, ahead=True)
+            return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2, ahead=True)
         return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
     if p.columns:
         return GpuConfig((SHARE, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
@@ -130,7 +132,7 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     def tile(number, at, values):
         """X's tile `at`, as it was read; it is the workgroup's `number`-th."""
         if p.rows:
-            along_rows(k, p, cfg, values, given, at, tally and tally.of(number))
+            along_rows(k, p, cfg, values, given, at, tally.of(number) if tally else None)
         if turned:
             if p.rows:  # held as they came; their f32 values are made a second time
                 again = lambda v: vector_of([k.target.opaque(w) for w in words_of(v)]).bitcast(v.dtype, EACH)
@@ -164,8 +166,8 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
 
     k.barrier()
     to = matrix(given["scales"], u8, m, p.n // BLOCK).tile(tally.take.tile, row, strip)
-    held = replace(tally.board, shape=(rows, count * tally.each), multiple=(rows, 1))
-    k.fragment(tally.take).store(to, k.fragment(tally.take).load(held))
+    gathered = replace(tally.board, shape=(rows, count * tally.each), multiple=(rows, 1))
+    k.fragment(tally.take).store(to, k.fragment(tally.take).load(gathered))
 
 
 class Turned:

@@ -101,12 +101,15 @@ def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:
     sums = cfg.tile_m * cfg.tile_n // cfg.workgroup_size  # a lane's
     if cfg.schedule == "eight" and p.scaling == "block" and sums > SUMS_BESIDE_NEXT:
         return f"{sums} sums a lane, scales and the next K tile's first half: more than the registers there are"
-    if cfg.interleaved and sums > SUMS_BESIDE_NEXT:
+    if cfg.interleaved:
         tiles, rest = -(-p.k // cfg.tile_k), p.k % cfg.tile_k
-        least = space_gfx950.LOOP_TILES + bool(rest)
+        least = space_gfx950.LOOP_TILES + 1 if rest else space_gfx950.LOOP_TILES if sums > SUMS_BESIDE_NEXT else 1
         if tiles < least:
-            return f"K = {p.k} is {tiles} K tiles: with fewer than {least} their sums and ends need too many registers"
-        if rest and cfg.steps() > 1 and p.blocks % WORD and (tiles % 2 == 0 or rest == BLOCK):
+            return (
+                f"K = {p.k} is {tiles} K tiles: with fewer than {least} their ends need more registers than there are"
+            )
+        two = cfg.steps() > 1 and p.blocks % WORD and sums > SUMS_BESIDE_NEXT
+        if rest and two and (tiles % 2 == 0 or rest == BLOCK):
             return f"K = {p.k} ends {rest} numbers into a K tile of two steps: shifted scales leave no registers for it"
     if cfg.lds_bytes(p) > limits.shared_bytes:
         return f"{cfg.lds_bytes(p)} bytes of LDS with scales; a workgroup has {limits.shared_bytes}"

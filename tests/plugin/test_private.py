@@ -194,3 +194,20 @@ def test_the_door_of_topk():
     for name, number in numbers.items():
         assert getattr(library, f"aoti_torch_dtype_{name}")() == number
     assert library.aoti_torch_device_type_cpu() == torch_door.CPU
+
+
+def test_the_second_scaled_product_takes_what_its_meta_function_is_read_for():
+    """Where this torch has it: order of arguments, and the number that stands for one scale for 32 along K."""
+    from inductor_plugin import scaled
+
+    packet = getattr(torch.ops.aten, "_scaled_mm_v2", None)
+    if packet is None:
+        assert not hasattr(torch.nn.functional, "scaled_mm")
+        return
+    given = [a.name for a in packet.default._schema.arguments]
+    assert [n.removeprefix("scale_") for n in given[2:8]] == [
+        "a", "recipe_a", "swizzle_a", "b", "recipe_b", "swizzle_b",
+    ]  # fmt: skip
+    assert given[8] == "bias" and given[9] in ("out_dtype", "output_dtype")
+    assert torch.nn.functional.ScalingType.BlockWise1x32.value == scaled.BLOCKWISE_1X32
+    assert torch.nn.functional.SwizzleType.NO_SWIZZLE.value == 0

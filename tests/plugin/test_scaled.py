@@ -90,6 +90,53 @@ def test_second_version():
     assert right(got, a, b, s, t)
 
 
+def test_second_version_of_other_recipes_is_torchs_own():
+    """A recipe that says row-wise of E8M0 scales, or a swizzled one, is not taken for blocks of 32."""
+    if not hasattr(torch.ops.aten, "_scaled_mm_v2"):
+        return
+    a, b, s, t = codes(37, 64, FP8[0]), codes(48, 64, FP8[0]).t(), mx_scales(37, 64), mx_scales(48, 64)
+    mx, rows, plain, swizzled = [scaled.BLOCKWISE_1X32], [1], [0], [1]
+    assert scaled.second_version(a, b, [s], mx, plain, [t], mx, plain)[2:4] == (s, t)
+    for recipe, swizzle in ((rows, plain), (mx, swizzled)):
+        assert scaled.second_version(a, b, [s], recipe, swizzle, [t], mx, plain) is None
+    assert scaled.second_version(a, b, [s, s], mx, plain, [t], mx, plain) is None
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("--dtype mxfp8", "eligible"),
+    ("--dtype f8E5M2,f4E2M1FN --target gfx950", "eligible"),
+    ("--dtype mxfp4 --scaling row", "not eligible: f4E2M1FN has a scale for every 32"),
+    ("--dtype f8E4M3FNUZ", "240"),
+    ("--dtype mxfp8 --k 500", "not a multiple of 32"),
+    ("--dtype fp8 --scaling tensor --layout NN", "not eligible: scaled products are of one matrix A, row-major"),
+    ("--dtype none-such", "not an element type"),
+])  # fmt: skip
+def test_explain(arguments, words):
+    from click.testing import CliRunner
+
+    from inductor_plugin.cli import main
+
+    given = f"explain _scaled_mm --m 128 --n 256 {'' if '--k' in arguments else '--k 512'} {arguments}".split()
+    done = CliRunner().invoke(main, given)
+    assert words in " ".join(done.output.split()), done.output
+    assert done.exit_code == (0 if words == "eligible" else 1)
+
+
+def test_explain_finds_what_was_measured():
+    from io import StringIO
+
+    from rich.console import Console
+
+    from inductor_plugin.scaled_explain import ScaledQuestion, answer
+
+    a, b, s, t = codes(64, 96, FP8[0]), codes(48, 96, FP8[0]).t(), mx_scales(64, 96), mx_scales(48, 96)
+    f = compile_with(lambda a, b, s, t: torch._scaled_mm(a, b, s, t, out_dtype=torch.bfloat16))
+    run_and_get_code(f, a, b, s, t)
+    said = StringIO()
+    assert answer(ScaledQuestion(scaled.OP, 64, 48, 96, "mxfp8"), Console(file=said, width=200))
+    assert "winner: flykernels" in said.getvalue()
+
+
 def test_shapes_of_scales_while_tracing():
     """torch counts MX scales as if swizzled (pytorch #172627): with the plugin on, both counts pass, others fail."""
     private.teach_scaled_shapes()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flykernels.layout import bank_conflicts
+from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950
 from templates.scaled_gemm.build import build
 from templates.scaled_gemm.gfx950_config import ScaledConfig, byte_swizzle
@@ -111,6 +112,40 @@ def test_a_nan_scale_beyond_the_end_of_k_is_not_read():
     found["scale_a"][20, 0] = 255
     got = run(p, SMALL, 40, found=found)
     assert np.isnan(got[20]).all() and np.isfinite(np.delete(got, 20, 0)).all()
+
+
+def test_nan_and_infinity_in_operands():
+    p = ScaledGemmProblem(n=64, k=256, b_dtype="f8E5M2")
+    found = operands(p, 40)
+    found["a"][2, 5] = 0x7F  # NaN
+    found["b"][4, 7] = 0xFC  # -infinity
+    found["a"][:, 7] = 0x38  # 1.0
+    got = run(p, SMALL, 40, found=found)
+    assert np.isnan(got[2]).all() and (np.delete(got[:, 4], 2) == -np.inf).all()
+    assert np.isfinite(np.delete(np.delete(got, 2, 0), 4, 1)).all()
+
+
+def test_zeros_and_the_least_scale():
+    """All-zero operands give the bias alone; byte 0 is 2^-127, not zero."""
+    p = ScaledGemmProblem(n=64, k=256, bias="row", out_dtype="f32")
+    found = operands(p, 20)
+    found["a"][:8] = 0
+    found["scale_a"][8:] = 0
+    found["scale_b"][:] = 234
+    run(p, SMALL, 20, found=found)
+
+
+def test_scale_overflow_is_infinite_or_exact():
+    """e4m3's largest times 2^127 is beyond f32, the product with a small scale is not: never a third thing."""
+    p = ScaledGemmProblem(n=64, k=128, out_dtype="f32")
+    found = operands(p, 16)
+    found["a"][:], found["b"][:] = 0x7E, 0x38  # 448, 1
+    found["scale_a"][:], found["scale_b"][:] = 254, 100
+    code = compiled(p, SMALL)
+    c = np.full(16 * 64 + 2, np.nan, np.float32)
+    numbers = [np.int64(x) for x in (16, 128, 128, 64)]
+    run_on_sim(code, [*found.values(), c, *numbers], (1, 1, 1), outputs=[4]).raise_for_findings()
+    assert np.isin(c[: 16 * 64], (np.inf, 128 * 448 * 2.0**100)).all()
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
