@@ -186,7 +186,7 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, offs: Any, out_dtype: An
     threads = torch.get_num_threads() if target == "x86" else 1
     p = replace(p, tokens_hint=1 << (p.tokens_hint - 1).bit_length())  # so many kernels are built, not one for every T
     kept = candidates(p, getattr(targets, target), threads).kept if target in KERNELS else []
-    if not kept:
+    if target is None or not kept:
         return _composed(p, a, b, scale_a, scale_b, offs, out)
     launch = eager_code.launcher(eager_code.codes_for("grouped_gemm.scaled", p, kept[0].config.key(), target))
     tensors = dict(zip(POINTERS, (a, b, scale_a, scale_b, offs, out), strict=True))

@@ -3,6 +3,8 @@ kernel's do; a tile is the scaled kernel's, its rings, slots of scales, loops an
 
 from __future__ import annotations
 
+from typing import Any
+
 from flykernels.codeobject import Extent
 from flykernels.dtypes import i32
 from flykernels.lang import Kernel, Value
@@ -34,7 +36,8 @@ def scaled_grouped_gemm(k: Kernel, p: ScaledGroupedProblem, cfg: ScaledGroupedCo
     given = dict(zip(names, k.args(**names)))
     k.grid = ((Extent(cfg.workgroups),),)
     tile, me, dies = cfg.tile, k.workgroup_id(), k.target.limits.dies
-    schedule = Schedule(k, p, given["offs"], given["tokens"].to(i32), (tile.tile_m, tile.tile_n))
+    grouped: Any = p  # it has what the schedule asks of a problem
+    schedule = Schedule(k, grouped, given["offs"], given["tokens"].to(i32), (tile.tile_m, tile.tile_n))
     parked = Parked(k, given, POINTERS)
     tiles = schedule.tiles
 
@@ -51,7 +54,8 @@ def scaled_grouped_gemm(k: Kernel, p: ScaledGroupedProblem, cfg: ScaledGroupedCo
 
 def one_tile(k: Kernel, p: ScaledGroupedProblem, cfg: ScaledGroupedConfig, parked: Parked, spot: Spot):
     """One tile of one group's product."""
-    d, tile = p.dense, cfg.tile
+    d: Any = p.dense  # it has what the dense kernel's parts ask of theirs
+    tile: Any = cfg.tile
     uniform = lambda x: k.target.uniform(x) if isinstance(x, Value) else x
     group, row, column, first, size = map(uniform, (spot.group, spot.row, spot.column, spot.first, spot.size))
     view = lambda name: matrix(p, parked.take(name), name, group, first, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from templates.gemm.space import Candidate, Dropped, Space
 from templates.scaled_gemm import space as scaled
@@ -41,7 +42,8 @@ def candidates(problem: ScaledGroupedProblem, target, threads: int = 1) -> Space
 
 def _on_gfx950(p: ScaledGroupedProblem, target) -> Space:
     """The dense grouped template's candidates for 16-bit operands of as many bytes, as the scaled template has them."""
-    d, limits = p.dense, target.limits
+    d: Any = p.dense  # it has what the dense kernel's configurations ask of a problem
+    limits = target.limits
     alike = GroupedGemmProblem(
         p.form, p.groups, n=p.n, k=scaled.units(d), out_dtype=p.out_dtype, tokens_hint=p.tokens_hint, align_c=p.align_c
     )
