@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from templates.scaled_gemm.gfx950_config import ScaledConfig
 
@@ -15,6 +16,7 @@ class ScaledGroupedConfig(GroupedConfig):
     workgroups  that stay and walk the tiles"""
 
     def __post_init__(self):
-        if not isinstance(self.tile, ScaledConfig):  # JSON has a mapping
-            object.__setattr__(self, "tile", ScaledConfig(**self.tile))
+        given: Any = self.tile
+        if not isinstance(given, ScaledConfig):  # JSON has a mapping
+            object.__setattr__(self, "tile", ScaledConfig(**given))
         super().__post_init__()
