@@ -18,13 +18,14 @@ from templates.grouped_gemm.problem import GroupedGemmProblem
 from templates.grouped_gemm.schedule import turns, walk
 from templates.grouped_gemm.space import candidates
 
+from . import _gfx950_scaled_grouped as scaled_grouped
 from ._gfx950_grouped_model import SAVED, TRITON, estimate, ours, triton
-from ._gfx950_grouped_right import attempts
+from ._gfx950_grouped_right import Outcome, attempts
 from .common import Report, geomean, parser, tracked
 
 GROUPS, TOKENS, WEIGHTS = (8, 16, 64, 128), (16, 128, 1024), ((2048, 4096), (4096, 1536))  # (N, K)
 SETS = ("balanced", "zipf", "third empty")
-PARTS = ("predicted", "balance", "right")
+PARTS = ("predicted", "balance", "right", "scaled")
 SMALLEST = ((16, 64, 128), 4, 2)  # Triton's kernel that the search through groups is timed with: it is the same in all
 
 
@@ -165,9 +166,20 @@ def other_problems() -> Iterator[GroupedGemmProblem]:
 def right(report: Report, sample: int) -> None:
     """Every candidate of the suite's problems and of `other_problems`: compiled for their sizes to see what it costs,
     run on a few groups with fewer columns and K tiles."""
-    wrong, spilled, seconds, runs = [], [], [], 0
     problems = [*dict.fromkeys(p for p, _, _ in suite()), *other_problems()]
-    found = (outcome for p in tracked(problems, "problems") for outcome in attempts(p, sample))
+    checked(report, (outcome for p in tracked(problems, "problems") for outcome in attempts(p, sample)), sample, "")
+
+
+def scaled(report: Report, sample: int) -> None:
+    """The same for the suite's problems in MXFP8 and MXFP4."""
+    shapes = [(g, t, *weight) for g in GROUPS for t in TOKENS for weight in WEIGHTS]
+    problems = [scaled_grouped.problem(kind, *shape) for kind in scaled_grouped.FORMATS for shape in shapes]
+    found = (outcome for p in tracked(problems, "problems") for outcome in scaled_grouped.attempts(p, sample))
+    checked(report, found, sample, "MXFP8 and MXFP4 ")
+
+
+def checked(report: Report, found: Iterator[Outcome], sample: int, which: str) -> None:
+    wrong, spilled, seconds, runs = [], [], [], 0
     for outcome in found:
         runs += 1
         seconds.append(outcome.seconds)
@@ -177,16 +189,18 @@ def right(report: Report, sample: int) -> None:
         if outcome.spills:
             spilled.append(outcome)
             report.note(f"{outcome.problem}: {outcome.config}: {outcome.spills} spills")
-    report.row(kernels_compiled_and_run=runs, one_in=sample)
-    report.bar("kernels that are wrong or have a finding, simulated", len(wrong), at_most=0)
-    report.bar("kernels with spills or scratch", len(spilled), at_most=0)
-    report.bar("compiling one, median CPU seconds, measured on CPU", statistics.median(seconds), at_most=1.5)
+    report.row(kernels=f"{which}grouped", kernels_compiled_and_run=runs, one_in=sample)
+    report.bar(f"{which}kernels that are wrong or have a finding, simulated", len(wrong), at_most=0)
+    report.bar(f"{which}kernels with spills or scratch", len(spilled), at_most=0)
+    report.bar(f"{which}compiling one, median CPU seconds, measured on CPU", statistics.median(seconds), at_most=1.5)
 
 
 def main(argv: list[str]) -> int:
     options = parser("gfx950-grouped", "the gfx950 grouped GEMM on the simulator: candidates, balance, predicted times")
     options.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {','.join(PARTS)}")
-    options.add_argument("--sample", type=int, default=1, metavar="N", help="right: one in N candidates of a problem")
+    options.add_argument(
+        "--sample", type=int, default=1, metavar="N", help="right, scaled: one in N candidates of a problem"
+    )
     options.add_argument("--save", type=Path, metavar="FILE", help="predicted: save here as it goes, and go on from it")
     chosen = options.parse_args(argv)
     parts = chosen.only.split(",")
@@ -202,4 +216,6 @@ def main(argv: list[str]) -> int:
         predicted(report)
     if "right" in parts:
         right(report, chosen.sample)
+    if "scaled" in parts:
+        scaled(report, chosen.sample)
     return report.close(chosen.json)

@@ -3,6 +3,7 @@
     from inductor_plugin import ops                     # or inductor_plugin.ops, after the import: torch.ops.flykernels
     y, total = ops.add_rms_norm(x, residual, weight, eps)
     y = ops.scaled_linear(x, weight)                    # MXFP8 or MXFP4, see ops_mx.py
+    y = ops.mxfp8_grouped_linear(x, weights, offs)      # of experts, see ops_grouped.py
 
 They are there once this module is imported; compiled graphs call them as they are.
 """
@@ -25,10 +26,18 @@ from . import devices, eager_code, eager_gate
 from .eager_gate import Candidate, bucket
 from .eager_rms import MISSING, PLANS_MOST
 from .eager_rms_call import NAMES, compare, composed_backward, dense, rows_of
+from .ops_grouped import mx_grouped_matmul, mxfp8_grouped_linear
 from .ops_mx import mx_matmul, mx_quantize, scaled_linear
 
 log = logging.getLogger(__name__)
-__all__ = ["add_rms_norm", "mx_matmul", "mx_quantize", "scaled_linear"]
+__all__ = [
+    "add_rms_norm",
+    "mx_grouped_matmul",
+    "mx_matmul",
+    "mx_quantize",
+    "mxfp8_grouped_linear",
+    "scaled_linear",
+]
 
 _library = torch.library.Library("flykernels", "FRAGMENT")
 _library.define("add_rms_norm(Tensor x, Tensor residual, Tensor? weight=None, float? eps=None) -> (Tensor, Tensor)")

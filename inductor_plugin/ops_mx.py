@@ -192,7 +192,7 @@ def _quantize(x: Any, dtype: Any, mode: str, rows: bool, columns: bool) -> list[
     out = _results(p, x, dtype)
     if x.numel() == 0:
         return out
-    why = f"device {x.device}" if target is None else p.why_not(_Named(target))
+    why = f"device {x.device}" if target is None else p.why_not(Named(target))
     if why is None and target is not None:
         from flykernels import targets
         from templates.quantize.build import default
@@ -210,7 +210,7 @@ def _quantize(x: Any, dtype: Any, mode: str, rows: bool, columns: bool) -> list[
     return out
 
 
-class _Named:
+class Named:
     """What `why_not` asks of a target: its name."""
 
     def __init__(self, name: str):
@@ -253,7 +253,7 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: An
         return out
     kind = devices.kind_of(a.device)
     target = {"cpu": "x86", "hip": "gfx950"}.get(kind)
-    why = p.why_not(_Named(target or "gfx950"))
+    why = p.why_not(Named(target or "gfx950"))
     if why is not None and p.k:
         raise ValueError(f"mx_matmul: {why}")
     if target is None or p.k == 0 or (target == "gfx950" and gfx950.why_not(p)):

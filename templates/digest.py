@@ -9,7 +9,11 @@ from pathlib import Path
 import flykernels
 
 HERE = Path(__file__).parent
-USES = dict.fromkeys(("scaled_gemm", "grouped_gemm", "quantize"), ("gemm",))  # templates made of parts of others
+USES = {  # templates made of parts of others
+    "scaled_gemm": ("gemm",),
+    "quantize": ("gemm",),
+    "grouped_gemm": ("gemm", "scaled_gemm"),
+}
 
 
 @cache

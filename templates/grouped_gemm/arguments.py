@@ -77,7 +77,7 @@ def problem_of(a, b, offs=None, out_dtype=None, tokens_hint: int | None = None) 
         if offs is not None:
             raise ValueError("offs divide a 2-D operand into groups; here both are 3-D: pass none")
     else:
-        counts.append(_groups_of(offs, a))
+        counts.append(groups_of(offs, a))
     if len(set(counts)) != 1:
         raise ValueError(f"the operands and offs have {' and '.join(map(str, counts))} groups: the same number for all")
     tokens = tokens_of(form, a, b)
@@ -91,7 +91,7 @@ def problem_of(a, b, offs=None, out_dtype=None, tokens_hint: int | None = None) 
     )  # fmt: skip
 
 
-def _groups_of(offs, a) -> int:
+def groups_of(offs, a) -> int:
     """How many groups offs name. ValueError if they are none, or not what kernels read."""
     if offs is None:
         raise ValueError("offs are missing: where an operand is 2-D they say which part of it a group has")

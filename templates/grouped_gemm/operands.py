@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -58,14 +59,21 @@ def matrix(p: GroupedGemmProblem, given: dict, name: str, group, first, size) ->
     )  # fmt: skip
 
 
+def operand_of(name: str) -> str:
+    """Whose pointer or stride an argument is."""
+    for what in ("_row", "_col", "_group"):
+        name = name.removesuffix(what)
+    return name
+
+
 class Parked:
     """The operands' pointers and strides, put down in shared memory when a kernel starts and taken up where they are
     needed: a kernel that stays would otherwise hold them in scalar registers all through its main loops, which need
     those. All threads make it; ends in a barrier."""
 
-    def __init__(self, k: Kernel, given: dict):
+    def __init__(self, k: Kernel, given: dict, operands: Iterable[str] = AXES):
         self.k, self.given = k, given
-        self.names = [x for x in given if x.partition("_")[0] in AXES]
+        self.names = [x for x in given if operand_of(x) in operands]
         self.table = k.shared(i64, Layout((len(self.names),), (1,)))
 
         @k.when(k.thread.equals(0))
@@ -79,7 +87,7 @@ class Parked:
 
     def take(self, *operands: str) -> dict:
         """The arguments of these operands ("a", "b", "c"), as `matrix` wants them."""
-        return {name: self._taken(i, name) for i, name in enumerate(self.names) if name.partition("_")[0] in operands}
+        return {name: self._taken(i, name) for i, name in enumerate(self.names) if operand_of(name) in operands}
 
     def _taken(self, i: int, name: str):
         halves = self.table.get(i).bitcast(i32, 2)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 from templates.gemm import space_x86
+from templates.gemm.config import X86Config
 from templates.gemm.space import Candidate, Dropped, Space
 
 from .problem import GroupedGemmProblem
@@ -43,10 +44,14 @@ def _x86(p: GroupedGemmProblem, target, threads: int) -> Space:
         if p.form == "k" and c.config.family == "dot":
             space.dropped.append(Dropped(c.config, "dot: K is only known at run time, and lies across"))
             continue
-        wanted = max(1, TILES_A_THREAD * threads // p.groups) if threads > 1 else 1
-        columns = c.config.columns
-        wide = max(ceil(p.dense.n / wanted), COLUMNS_LEAST)
-        tile_n = min(ceil(wide / columns), ceil(p.dense.n / columns)) * columns
+        tile_n = columns_of_tile(p.groups, p.dense.n, c.config, threads)
         kept.append(Candidate(replace(c.config, tile_n=tile_n, threads=threads), c.reason))
     space.kept = kept
     return space
+
+
+def columns_of_tile(groups: int, n: int, cfg: X86Config, threads: int) -> int:
+    """tile_n such that threads have tiles to share out, and few enough of them."""
+    wanted = max(1, TILES_A_THREAD * threads // groups) if threads > 1 else 1
+    wide = max(ceil(n / wanted), COLUMNS_LEAST)
+    return min(ceil(wide / cfg.columns), ceil(n / cfg.columns)) * cfg.columns

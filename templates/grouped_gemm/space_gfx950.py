@@ -57,15 +57,16 @@ def candidates(p: GroupedGemmProblem, target) -> Space:
     return space
 
 
-def table_bytes(p: GroupedGemmProblem, limits: GpuLimits) -> int:
-    """Of LDS, the most that is kept beside the tiles: two tables of groups, the arguments, a word of the queue."""
+def table_bytes(groups: int, numbers: int, limits: GpuLimits) -> int:
+    """Of LDS, the most that is kept beside the tiles: two tables of groups, the arguments (of which so many are
+    numbers), a word of the queue."""
     lanes = limits.lanes
-    return 2 * (-(-p.groups // lanes) * lanes + 1) * i32.bytes + len(scalars(p)) * 2 * i64.bytes + i32.bytes
+    return 2 * (-(-groups // lanes) * lanes + 1) * i32.bytes + numbers * 2 * i64.bytes + i32.bytes
 
 
 def limit(p: GroupedGemmProblem, tile: Gfx950Config, limits: GpuLimits) -> str | None:
     """The limit that a tile runs into besides the dense template's, in words; None if it fits."""
-    room = limits.shared_bytes - table_bytes(p, limits)
+    room = limits.shared_bytes - table_bytes(p.groups, len(scalars(p)), limits)
     if tile.lds_bytes(p.dense) > room:
         return f"{tile.lds_bytes(p.dense)} bytes of LDS; {room} are left beside the table of groups"
     if not direct_bytes(p.dense) and tile.tile_k > COPIED_K_MOST:

@@ -7,6 +7,9 @@ it begins and ends follows from offs, so that no thread waits for another and no
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from flykernels.codeobject import Extent
 from flykernels.dtypes import i64
 from flykernels.lang import Kernel, View, constant, maximum, minimum
@@ -24,6 +27,13 @@ FIXED_ROWS = 16  # what reading and packing B costs, in rows of A multiplied
 def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: X86Config):
     """The kernel; arguments as in arguments.py, one workgroup a share."""
     p, given = arguments(k, p)
+    share_tiles(k, p, cfg, given, one_tile)
+
+
+def share_tiles(k: Kernel, p: Any, cfg: X86Config, given: dict, tile: Callable, unit: int = 1):
+    """Does the tiles of this workgroup's share: tile(k, p, cfg, given, group, first of T, size, number of the tile).
+
+    p: a problem not of form "n". unit: groups begin and end at multiples of it; other offs are rounded down."""
     k.grid = ((Extent(cfg.threads),),)
     share, tokens = k.workgroup_id().to(i64), given["tokens"]
     columns = up(p.n, cfg.tile_n)
@@ -32,7 +42,8 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: X86Config):
     def group(g, before):
         """(first, end of T, tiles, cost) of group g; before: where the one before ends."""
         if p.ragged:
-            end = maximum(before, minimum(given["offs"].get(g).to(i64), tokens))
+            end = minimum(given["offs"].get(g).to(i64), tokens)
+            end = maximum(before, end if unit == 1 else end // unit * unit)
         else:
             before, end = zero, tokens
         size = end - before
@@ -54,7 +65,7 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: X86Config):
 
         @k.loop(inside(begin), inside(stop))
         def _(i):
-            one_tile(k, p, cfg, given, g, first, end - first, i)
+            tile(k, p, cfg, given, g, first, end - first, i)
 
         return end, carry[1] + cost
 

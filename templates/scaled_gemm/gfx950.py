@@ -17,8 +17,7 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.plan import Plan
 from flykernels.lang.ring import Ring
 from flykernels.lang.values import Value
-from flykernels.layout import Layout
-from templates.gemm.gfx950 import tiles_of
+from templates.gemm.gfx950 import shelves_of, tiles_of
 from templates.gemm.gfx950_hti import interleaved_loop
 from templates.gemm.gfx950_output import last_of_slices, slot_bytes, store
 from templates.gemm.order import tile_of
@@ -61,7 +60,7 @@ def scaled_gemm(k: Kernel, p: Any, cfg: ScaledConfig):
     mma = ScaledMma(k, cfg.spread_atom(p), cfg.waves, cfg.repeat(p), cfg.k_waves)
     sides = {"a": (given["m"], cfg.tile_m, row, "a_row"), "b": (p.n, cfg.tile_n, column, "b_col")}
     views: dict[str, View] = {}
-    scales: dict[str, Any] = {}  # SlotScales or LoadedScales
+    scales: dict[str, View] = {}
     for which, (count, tile, at, stride) in sides.items():
         width, of = p.row_bytes(which), given[f"scale_{which}"]
         x = replace(
@@ -69,25 +68,16 @@ def scaled_gemm(k: Kernel, p: Any, cfg: ScaledConfig):
         )
         views[which] = x.tile((tile, width // cfg.split_k), at, piece)
         if p.scaling == "block":
-            whole = p.blocks % WORD == 0
-            of = replace(of, shape=(count, p.blocks), stride=(p.blocks, 1), alignment=WORD if whole else 1)
-            kind = LoadedScales if not cfg.staged(p) else SlotScales if whole else ShiftedScales
-            scales[which] = kind(k, cfg, mma, of.tile((tile, p.blocks // cfg.split_k), at, piece), which)
-    slots = Slots(*scales.values()) if cfg.staged(p) else None
-    ring = lambda which, view, rows, part: ScaledRing(k, p, cfg, which, view, rows, scales.get(which), part * rows)
+            align = WORD if p.blocks % WORD == 0 else 1
+            of = replace(of, shape=(count, p.blocks), stride=(p.blocks, 1), alignment=align)
+            scales[which] = of.tile((tile, p.blocks // cfg.split_k), at, piece)
 
     # prologue and main loop
-    if cfg.interleaved:
-        sums, rings = interleaved_loop(k, p, cfg, mma, views["a"], views["b"], ring_of=ring, slots=slots)
-    else:
-        rings = {which: ring(which, views[which], tile, 0) for which, (_, tile, _, _) in sides.items()}
-        sums = {(0, 0): ring_loop(k, mma, rings["a"], rings["b"], slots)}
+    sums, rings = multiplied(k, p, cfg, mma, views, scales)
 
     # epilogue
     k.afresh()  # registers are for the main loop
-    shelves = [(r.lds.pointer, r.lds_bytes) for r in rings.values()]
-    if cfg.k_waves > 1:
-        shelves = [(k.shared(f32, Layout((cfg.tile_bytes(p) // f32.bytes,), (1,))).pointer, cfg.tile_bytes(p))]
+    shelves = shelves_of(k, p, cfg, rings)
     view = lambda name: result(p, given, name)
 
     def write(sums):
@@ -97,6 +87,22 @@ def scaled_gemm(k: Kernel, p: Any, cfg: ScaledConfig):
         write(sums)
     else:
         last_of_slices(k, cfg, sums, given["workspace"], row * columns + column, piece, write)
+
+
+def multiplied(k: Kernel, p: Any, cfg: ScaledConfig, mma: ScaledMma, views: dict, scales: dict):
+    """({part of the tile: its sums}, the rings by name, whose LDS is free once all are here) of a workgroup's rows of A
+    and columns of B.
+
+    views   "a" and "b", each (rows, bytes along K)
+    scales  with block scaling the same of their scales, (rows, blocks); else empty"""
+    kind = LoadedScales if not cfg.staged(p) else SlotScales if p.blocks % WORD == 0 else ShiftedScales
+    of: dict[str, Any] = {which: kind(k, cfg, mma, view, which) for which, view in scales.items()}
+    slots = Slots(*of.values()) if cfg.staged(p) else None
+    ring = lambda which, view, rows, part: ScaledRing(k, p, cfg, which, view, rows, of.get(which), part * rows)
+    if cfg.interleaved:
+        return interleaved_loop(k, p, cfg, mma, views["a"], views["b"], ring_of=ring, slots=slots)
+    rings = {which: ring(which, views[which], tile, 0) for which, tile in zip(("a", "b"), cfg.tile_mn)}
+    return {(0, 0): ring_loop(k, mma, rings["a"], rings["b"], slots)}, rings
 
 
 def ring_loop(k: Kernel, mma: ScaledMma, A: Ring, B: Ring, slots: Slots | None) -> Fragment:

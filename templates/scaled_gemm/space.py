@@ -8,6 +8,7 @@ from typing import Any
 
 from flykernels.microscaling import BLOCK
 from templates.gemm import space_gfx950, space_sm90a, space_x86
+from templates.gemm.gfx950_config import Gfx950Config
 from templates.gemm.problem import GemmProblem
 from templates.gemm.sm90a_config import Sm90aConfig
 from templates.gemm.space import Candidate, Dropped, Space
@@ -56,11 +57,9 @@ def _on_x86(p: ScaledGemmProblem, target, threads: int) -> Space:
 def _on_gfx950(p: ScaledGemmProblem, target) -> Space:
     """The dense kernel's candidates for 16-bit operands of as many bytes: a scaled 16x16x128 instruction takes as many
     bytes and cycles as two dense 16x16x32 ones, so what bounds them is the same."""
-    widest = max(p.row_bytes("a"), p.row_bytes("b"))
-    per_unit = 2 * p.k // widest  # numbers in 16 bits of the wider operand
     dense = GemmProblem(
         n=p.n,
-        k=widest // 2,
+        k=units(p),
         dtype="bf16",
         out_dtype=p.out_dtype,
         b="col",
@@ -71,9 +70,7 @@ def _on_gfx950(p: ScaledGemmProblem, target) -> Space:
     found = space_gfx950.candidates(dense, target)
     space = Space(dropped=found.dropped)
     for c in found.kept:
-        fields = {f.name: getattr(c.config, f.name) for f in dataclass_fields(c.config)}
-        fields |= {"tile_k": c.config.tile_k * per_unit, "shape": SHAPES[c.config.shape]}
-        config = ScaledConfig(**fields)
+        config = of_dense(p, c.config)
         reason = limit(p, config, target.limits)
         if reason is None:
             space.kept.append(replace(c, config=config))
@@ -92,6 +89,17 @@ def _on_sm90a(p: ScaledGemmProblem, target) -> Space:
     found = space_sm90a.candidates(dense, target, lambda config: sm90a.limit(p, scaled(config)))
     again = lambda c: replace(c, config=scaled(c.config)) if isinstance(c.config, Sm90aConfig) else c
     return Space([again(c) for c in found.kept], [again(c) for c in found.dropped])
+
+
+def units(p: Any) -> int:
+    """16-bit words of K numbers of the wider operand: K of the dense problem that is alike."""
+    return max(p.row_bytes("a"), p.row_bytes("b")) // 2
+
+
+def of_dense(p: Any, cfg: Gfx950Config) -> ScaledConfig:
+    """The configuration that moves as many bytes as `cfg` does of 16-bit operands."""
+    fields = {f.name: getattr(cfg, f.name) for f in dataclass_fields(cfg)}
+    return ScaledConfig(**fields | {"tile_k": cfg.tile_k * p.k // units(p), "shape": SHAPES[cfg.shape]})
 
 
 def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:

@@ -50,18 +50,20 @@ def scaled_gemm(k: Kernel, p: ScaledGemmProblem, cfg: X86Config):
         end_row=minimum(first + cfg.tile_m, m),
         column_tile=tile_column,
     )
-    ScaledPanels(k, p, cfg, tile, given["scale_a"], given["scale_b"]).run()
+    each = lambda view: replace(view, shape=(1, p.blocks), stride=(p.blocks, 1)) if p.scaling == "block" else view
+    ScaledPanels(k, p, cfg, tile, each(given["scale_a"]), each(given["scale_b"])).run()
 
 
 class ScaledPanels(Panels):
-    """The dense tile's loops over operands that are decoded on their way into panels."""
+    """The dense tile's loops over operands that are decoded on their way into panels.
+
+    scale_a, scale_b: with block scaling views of (rows, blocks) and (columns, blocks)"""
 
     p: Any  # a ScaledGemmProblem, which has what the dense loops ask of theirs
 
     def __init__(self, k: Kernel, p: Any, cfg: X86Config, tile: Tile, scale_a: View, scale_b: View):
         super().__init__(k, p, cfg, tile)
-        each = lambda view: replace(view, shape=(1, p.blocks), stride=(p.blocks, 1)) if p.scaling == "block" else view
-        self.scale_a, self.scale_b = each(scale_a), each(scale_b)
+        self.scale_a, self.scale_b = scale_a, scale_b
 
     def copy_a(self, row, panel, k0, count):
         to, kind = self.a_panels.at(panel)[0], self.p.a_type

@@ -1,0 +1,64 @@
+"""Which configurations of a scaled grouped product are worth compiling: the scaled template's for an average group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from templates.gemm.space import Candidate, Dropped, Space
+from templates.scaled_gemm import space as scaled
+
+from .. import space_gfx950
+from ..problem import GroupedGemmProblem
+from ..space import columns_of_tile
+from . import gfx950
+from .arguments import WORD, scalars
+from .config import ScaledGroupedConfig
+from .problem import ScaledGroupedProblem
+
+
+def candidates(problem: ScaledGroupedProblem, target, threads: int = 1) -> Space:
+    """The few configurations to try on `target` (with `threads` threads, on a CPU), best guess first.
+
+    Empty `kept` where the problem is not eligible, with that reason in `dropped`. ValueError for an unknown target."""
+    reason = problem.why_not(target)
+    if reason is not None:
+        return Space(dropped=[Dropped(None, reason)])
+    if target.name == "gfx950":
+        reason = gfx950.why_not(problem)
+        return Space(dropped=[Dropped(None, reason)]) if reason else _on_gfx950(problem, target)
+    if target.name != "x86":
+        raise ValueError(f"scaled grouped GEMM kernels exist for x86 and gfx950, not for {target.name}")
+    space = scaled.candidates(problem.dense, target, threads=1)
+    p = problem
+    space.kept = [
+        Candidate(
+            replace(c.config, tile_n=columns_of_tile(p.groups, p.n, c.config, threads), threads=threads), c.reason
+        )
+        for c in space.kept
+    ]
+    return space
+
+
+def _on_gfx950(p: ScaledGroupedProblem, target) -> Space:
+    """The dense grouped template's candidates for 16-bit operands of as many bytes, as the scaled template has them."""
+    d: Any = p.dense  # it has what the dense kernel's configurations ask of a problem
+    limits = target.limits
+    alike = GroupedGemmProblem(
+        p.form, p.groups, n=p.n, k=scaled.units(d), out_dtype=p.out_dtype, tokens_hint=p.tokens_hint, align_c=p.align_c
+    )
+    found = space_gfx950.candidates(alike, target)
+    space = Space(dropped=found.dropped)
+    room = limits.shared_bytes - space_gfx950.table_bytes(p.groups, len(scalars(p)), limits)
+    for c in found.kept:
+        tile = scaled.of_dense(d, c.config.tile)
+        reason = scaled.limit(d, tile, limits)
+        if tile.interleaved and d.blocks % WORD:
+            reason = f"K = {p.k}: rows of scales are no whole words, and may begin anywhere"
+        if tile.lds_bytes(d) > room:
+            reason = reason or f"{tile.lds_bytes(d)} bytes of LDS; {room} are left beside the table of groups"
+        if reason is None:
+            space.kept.append(Candidate(ScaledGroupedConfig(tile, c.config.workgroups), c.reason))
+        else:
+            space.dropped.append(Dropped(tile, reason))
+    return space
