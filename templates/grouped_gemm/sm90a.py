@@ -230,7 +230,8 @@ def produce(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
     def load(name: str, shared, start, group, origin, at_k, barrier) -> None:
         for size, row, depth in boxes(shared, 1).at:
             at_row, at_depth = origin + row, at_k + depth
-            at = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
+            place = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
+            at = (x if isinstance(x, Value) else constant(x, i32) for x in place)  # the origin of an only tile is 0
             tma.load_box(k.tensor_map(f"{name}_map"), advance_bytes(start, size), barrier, (*at, *group), policy[name])
 
     def one(tile: Tile, carried):

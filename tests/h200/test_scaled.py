@@ -35,7 +35,6 @@ TILES = [  # (configuration, N, M)
     (Config(tile_m=32, tile_n=16, tile_k=256, groups=(1, 1)), 256, 40),
     (BIG, 256, 200),
     (replace(BIG, tile_n=192), 384, 136),
-    (replace(BIG, tile_m=256, tile_n=96), 192, 304),
     (replace(BIG, cluster=(2, 1)), 256, 384),
     (replace(BIG, cluster=(1, 2), overlap="late"), 256, 128),
     (replace(BIG, persistent=True, tma_store=True, overlap="early"), 2048, 2104),
