@@ -53,7 +53,10 @@ class ScaledRing(Ring):
         atom, depth = cfg.spread_atom(p), cfg.bytes_of(p, which)
         operand, kind = (atom.a, p.a_type) if which == "a" else (atom.b, p.b_type)
         super().__init__(k, source, (rows, depth), cfg.stages, byte_swizzle(operand, rows, depth))
-        self.last_span = self.span  # K ends between chunks, and `_inside` knows where: no second size to remember
+        # `_inside` cuts rows where K ends. Rows past the operand's last begin beyond a whole tile's span if rows are
+        # further apart than a tile is long: no second size to remember. Not so where all of K lies within one tile.
+        if self.tiles > 1:
+            self.last_span = self.span
         self.scales, self.first, self.count = scales, first, cfg.steps()
         self.block = BLOCK // FORMATS[kind].per_byte  # bytes
 

@@ -52,6 +52,15 @@ def test_rings(a, b, k):
     run(case(p, UNEVEN, 60, pad=16), ScaledGroupedConfig(RING, 3))
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "k"), [("f8E4M3FN", "f8E4M3FN", 32), ("f4E2M1FN", "f4E2M1FN", 96), ("f8E4M3FN", "f4E2M1FN", 4096 + 32)]
+)
+def test_k_in_blocks_of_32(a, b, k):
+    """K of less than a tile, or that ends within one: the last group's last rows end where memory does."""
+    p = ScaledGroupedProblem("m", 3, n=40, k=k, a_dtype=a, b_dtype=b, tokens_hint=50)
+    run(case(p, (5, 5, 38)), ScaledGroupedConfig(RING, 2))
+
+
 @pytest.mark.parametrize("kind", ["f8E4M3FN", "f4E2M1FN"])
 def test_interleaved(kind):
     p = ScaledGroupedProblem("m", 3, n=136, k=1024, a_dtype=kind, b_dtype=kind, tokens_hint=200)

@@ -13,7 +13,7 @@ from templates.gemm.gfx950_output import slot_bytes
 from templates.gemm.order import tile_of
 from templates.scaled_gemm.arguments import pointers
 from templates.scaled_gemm.build import build
-from templates.scaled_gemm.gfx950_config import ScaledConfig
+from templates.scaled_gemm.gfx950_config import WORD, ScaledConfig
 from templates.scaled_gemm.problem import ScaledGemmProblem
 from templates.scaled_gemm.reference import wrong
 from tests.gemm.gfx950_case import decode, poison
@@ -26,6 +26,11 @@ def compiled(p: ScaledGemmProblem, cfg: ScaledConfig) -> CodeObject:
     return build(p, cfg, gfx950)
 
 
+def whole_words(scales: np.ndarray) -> np.ndarray:
+    """The same bytes in memory that ends with a whole word, as allocations do; what follows them there is NaN."""
+    return np.concatenate([scales.reshape(-1), np.full(-scales.size % WORD, 0xFF, np.uint8)])
+
+
 def run(
     p: ScaledGemmProblem, cfg: ScaledConfig, m: int, *, pad=0, pad_c=0, workgroups=None, seed=0, found=None, code=None
 ):
@@ -36,6 +41,8 @@ def run(
     held = dict(found)
     for name in ("a", "b"):
         held[name] = padded(found[name], pad)
+    if p.scaling == "block":
+        held |= {name: whole_words(found[name]) for name in ("scale_a", "scale_b")}
     row = p.n + pad_c
     c = poison(m * row + 2, p.out_dtype)
     memory = {name: x.base if name in ("a", "b") and x.base is not None else x for name, x in held.items()} | {"c": c}

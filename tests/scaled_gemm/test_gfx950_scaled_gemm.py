@@ -75,6 +75,13 @@ def test_interleaved_where_k_ends_within_a_tile(kind, schedule, more):
     run(p, cfg, 140, workgroups=[(0, 0, 0), (3, 0, 0)], seed=more)
 
 
+@pytest.mark.parametrize(("a", "b", "k"), [(F8, F8, 32), (F4, F4, 64), (F8, F4, 96), (F4, F4, 160), (F8, F8, 128)])
+def test_interleaved_where_k_is_less_than_a_tile(a, b, k):
+    """Rows lie closer together than a tile is long: those past the last row must not reach past the operand's end."""
+    cfg = ScaledConfig(128, 128, 256, 2, (2, 2), schedule="four")
+    run(ScaledGemmProblem(n=134, k=k, a_dtype=a, b_dtype=b, out_dtype="f32"), cfg, 65, seed=k)
+
+
 def test_interleaved_tiles_are_offered_whatever_k():
     p = ScaledGemmProblem(n=4096, k=4096 + 32, m_hint=4096)
     kept = [c.config for c in candidates(p, gfx950).kept]
