@@ -64,6 +64,8 @@ def lower(
             attention are lowered as for a CPU's graph"""
     if not install.hook():
         raise ModelError("this torch lacks what the plugin needs")
+    if missing := private_ahead.load().missing:
+        raise ModelError(f"this torch lacks what looking at models needs: {', '.join(missing)}")
     gpu = target != "x86"
     listener, seen = Listener(decide and here, deadline), Seen()
     options: dict[str, Any] = {
@@ -76,12 +78,12 @@ def lower(
     compiled_by = private_ahead.backend(gpu and not here, options, failed)
     elsewhere = private_ahead.gpu_elsewhere(target, description) if gpu and not here else contextlib.nullcontext()
     frozen = private.load().names.config.patch(freezing=program.freezing)  # tracing asks for it too
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         with listening(listener), private_ahead.lowering_only(), elsewhere, frozen:
             _call(program, torch.device("cuda" if gpu and here else "cpu"), compiled_by)
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
     seen.requests, seen.late = listener.requests, listener.late
     return seen
 
@@ -92,7 +94,7 @@ def _call(program: Program, device: torch.device, compiled_by: Callable) -> None
         with private_ahead.fake_tensors() as mode, private_ahead.converting_modules():
             function, arguments, keywords = program.make()
         real = program.freezing  # constants are folded, which takes numbers
-        put = (lambda x: _real(x, device)) if real else (lambda x: _kept(x, private_ahead.like(x, device)))
+        put = (lambda x: _real(x, device)) if real else (lambda x: private_ahead.kept(x, private_ahead.like(x, device)))
         if not real:
             stack.enter_context(mode)
         if isinstance(function, torch.nn.Module):
@@ -109,14 +111,6 @@ def _call(program: Program, device: torch.device, compiled_by: Callable) -> None
             result = compiled(*arguments, **keywords)
         if program.training:
             _backward(result)
-
-
-def _kept(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """`made` with what the user marked on `x`."""
-    for name, value in vars(x).items() if hasattr(x, "__dict__") else ():
-        if name.startswith("_dynamo_"):
-            setattr(made, name, value)
-    return made.requires_grad_(x.requires_grad) if x.is_floating_point() else made
 
 
 def _real(x: torch.Tensor, device: torch.device) -> torch.Tensor:

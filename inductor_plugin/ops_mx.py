@@ -22,7 +22,7 @@ from templates.quantize.arguments import outputs, shapes
 from templates.quantize.problem import MODES, QuantizeProblem
 from templates.scaled_gemm.arguments import pointers, problem_of, scalar_values
 
-from . import devices, eager_code
+from . import devices, eager_code, private
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _quantize_problem(x: Any, dtype: Any, mode: str, rows: bool, columns: bool, 
 
 
 def _is_fake(x: Any) -> bool:
-    return isinstance(x, torch._subclasses.FakeTensor) or x.device.type == "meta"
+    return private.is_fake(x) or x.device.type == "meta"
 
 
 def _results(p: QuantizeProblem, x: Any, dtype: Any) -> list[Any]:

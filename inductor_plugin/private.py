@@ -1,4 +1,5 @@
-"""Every private name of TorchInductor and of torch's dispatcher that this plugin touches; nothing else touches them.
+"""Every private name of TorchInductor and of torch's dispatcher that compiled models and operators touch. Those that a
+warmup needs besides are in private_ahead.py; nothing else touches any.
 
 `load()` imports them and says which are missing; with one missing the plugin stays off and the user has what they had.
 Read in torch 2.11, 2.13 and 2.15; `tests/plugin/test_private.py` holds the contract: what each name must accept and do.
@@ -76,20 +77,26 @@ def _resolve(path: str) -> Any:
     return functools.reduce(getattr, attribute.split(".") if attribute else (), importlib.import_module(module))
 
 
-@functools.cache
-def load() -> Private:
-    """Import Inductor and collect the names. Never raises."""
+def collect(required: dict[str, str], optional: dict[str, str]) -> Private:
+    """The names of two tables. Never raises: what is missing is None, and of the required ones told."""
     found, missing = {}, []
-    for name, path in {**REQUIRED, **OPTIONAL}.items():
+    for name, path in {**required, **optional}.items():
         try:
             found[name] = _resolve(path)
         except (ImportError, AttributeError) as e:
             found[name] = None
-            if name in REQUIRED:
+            if name in required:
                 missing.append(f"{path} ({type(e).__name__}: {e})")
-    if not missing and not hasattr(found["get_algorithm_selector_cache"](), "preprocessing_fns"):
-        missing.append("torch._inductor.select_algorithm: the selector cache has no preprocessing_fns")
     return Private(SimpleNamespace(**found), tuple(missing))
+
+
+@functools.cache
+def load() -> Private:
+    """Import Inductor and collect the names. Never raises."""
+    found = collect(REQUIRED, OPTIONAL)
+    if found.missing or hasattr(found.names.get_algorithm_selector_cache(), "preprocessing_fns"):
+        return found
+    return Private(found.names, ("torch._inductor.select_algorithm: the selector cache has no preprocessing_fns",))
 
 
 @functools.cache
@@ -249,6 +256,13 @@ def pointwise_follows() -> bool:
         users = list(users[0].users)
     converts = torch.ops.prims.convert_element_type.default
     return any(u.target is converts or torch.Tag.pointwise in getattr(u.target, "tags", ()) for u in users)
+
+
+def is_fake(x: Any) -> bool:
+    """Whether a tensor has sizes and no memory: it is being traced."""
+    import torch
+
+    return isinstance(x, torch._subclasses.FakeTensor)
 
 
 def is_realized(box: Any) -> bool:

@@ -1,13 +1,15 @@
 """The private names of torch that a warmup needs beside private.py's: models without weights, graphs that are lowered
 and no further, and GPUs that are not here.
 
-Read in torch 2.11 and 2.13; `tests/plugin/test_lowering.py` holds what each must do.
+With one missing a warmup cannot look at models, and says so; compiling is as it was. Read in torch 2.11 and 2.13;
+`tests/plugin/test_private_ahead.py` holds the contract: what each name must accept and do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,21 @@ from unittest import mock
 import torch
 
 from . import private
+
+# name here -> "module:attribute path"
+REQUIRED = {
+    "compile_fx": "torch._inductor.compile_fx:compile_fx",
+    "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
+    "GraphLowering": "torch._inductor.graph:GraphLowering",
+    "compile_to_module": "torch._inductor.graph:GraphLowering.compile_to_module",
+    "DeviceProperties": "torch._inductor.runtime.hints:DeviceProperties",
+    "CudaInterface": "torch._dynamo.device_interface:CudaInterface",
+    "mark_dynamic": "torch._dynamo:mark_dynamic",
+    "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
+    "unset_fake_temporarily": "torch._subclasses.fake_tensor:unset_fake_temporarily",
+    "detect_fake_mode": "torch._guards:detect_fake_mode",
+    "module_apply": "torch.nn:Module._apply",
+}
 
 # What Inductor asks of a GPU's properties beside its name, by target: sizes decide how reductions are split. From
 # rocminfo of an MI350X and from an H200.
@@ -35,11 +52,28 @@ class _Lowered(BaseException):
     """A graph is lowered. Not an Exception: Inductor wraps those."""
 
 
+@functools.cache
+def load() -> private.Private:
+    """The names above. Never raises."""
+    return private.collect(REQUIRED, {})
+
+
 def fake_tensors() -> Any:
     """A context in which tensors have sizes and no memory."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    return load().names.FakeTensorMode(allow_non_fake_inputs=True)
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+
+def symbolic(x: torch.Tensor, axis: int) -> None:
+    """torch.compile takes the tensor's size along this axis for unknown."""
+    load().names.mark_dynamic(x, axis)
+
+
+def kept(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """`made` with what the user marked on `x`."""
+    for name, value in vars(x).items() if hasattr(x, "__dict__") else ():
+        if name.startswith("_dynamo_"):
+            setattr(made, name, value)
+    return made.requires_grad_(x.requires_grad) if x.is_floating_point() else made
 
 
 @contextlib.contextmanager
@@ -71,16 +105,14 @@ def converting_modules() -> Iterator[None]:
 @contextlib.contextmanager
 def gpu_elsewhere(target: str, description: dict) -> Iterator[None]:
     """Inductor finds a GPU of that description where it asks for one: enough to lower a graph, not to run it."""
-    from torch._dynamo.device_interface import CudaInterface
-    from torch._inductor.runtime.hints import DeviceProperties
-
+    interface, properties_of = load().names.CudaInterface, load().names.DeviceProperties
     found = SimpleNamespace(
         name=description["product"], gcnArchName=description["arch"],
         multi_processor_count=description["compute_units"], **PROPERTIES[target],
     )  # fmt: skip
     properties, current = (lambda *_: found), (lambda *_: 0)
     capability = lambda *_: (found.major, found.minor)
-    forget = getattr(DeviceProperties.create, "cache_clear", lambda: None)
+    forget = getattr(properties_of.create, "cache_clear", lambda: None)
     forget()
     with contextlib.ExitStack() as stack:
         patch = lambda *x, **y: stack.enter_context(mock.patch.object(*x, **y))
@@ -88,8 +120,8 @@ def gpu_elsewhere(target: str, description: dict) -> Iterator[None]:
         patch(torch.cuda, "current_device", current)
         patch(torch.cuda, "get_device_properties", properties)
         patch(torch.cuda, "get_device_capability", capability)
-        patch(CudaInterface, "is_bf16_supported", staticmethod(lambda *_, **__: True))
-        for owner in (CudaInterface, CudaInterface.Worker):
+        patch(interface, "is_bf16_supported", staticmethod(lambda *_, **__: True))
+        for owner in (interface, interface.Worker):
             patch(owner, "get_device_properties", staticmethod(properties))
             patch(owner, "current_device", staticmethod(current))
         try:
@@ -106,7 +138,7 @@ def on_gpu(graph: Any, inputs: Sequence[Any]) -> list[Any]:
         node.args = torch.fx.node.map_aggregate(node.args, move)
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, move)
     graph.recompile()
-    mode = torch._guards.detect_fake_mode(inputs)
+    mode = load().names.detect_fake_mode(inputs)
     with mode if mode is not None else contextlib.nullcontext():
         return [like(x, device) if isinstance(x, torch.Tensor) else x for x in inputs]
 
@@ -122,15 +154,14 @@ def backend(gpu: bool, options: dict, failed: Callable[[Exception], None]) -> Ca
 
     gpu      the graphs are to be lowered for a GPU that is not here
     failed   told of graphs that could not be lowered"""
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    names = load().names
 
     def inner(graph: Any, inputs: Sequence[Any], **more: Any) -> Any:
         kept = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # constants are not copied
         try:
             given = on_gpu(graph, inputs) if gpu else inputs
-            with unset_fake_temporarily():  # what is measured is measured on real tensors
-                compile_fx_inner(graph, given, **more)
+            with names.unset_fake_temporarily():  # what is measured is measured on real tensors
+                names.compile_fx_inner(graph, given, **more)
         except _Lowered:
             pass
         except Exception as e:
@@ -145,22 +176,20 @@ def backend(gpu: bool, options: dict, failed: Callable[[Exception], None]) -> Ca
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    return lambda graph, inputs: compile_fx(graph, inputs, inner_compile=inner, config_patches=options)
+    return lambda graph, inputs: names.compile_fx(graph, inputs, inner_compile=inner, config_patches=options)
 
 
 @contextlib.contextmanager
 def lowering_only() -> Iterator[None]:
     """Inductor stops once a graph is lowered, and the choices that it puts off are made: no code is generated."""
-    from torch._inductor.graph import GraphLowering
-
-    names = private.load().names
+    deferred = private.load().names.MultiTemplateBuffer
 
     def stop(graph: Any) -> Any:
-        if names.MultiTemplateBuffer is not None:
+        if deferred is not None:
             for buffer in graph.buffers:
-                if isinstance(buffer, names.MultiTemplateBuffer):
+                if isinstance(buffer, deferred):
                     buffer.choice_timings()
         raise _Lowered
 
-    with mock.patch.object(GraphLowering, "compile_to_module", stop):
+    with mock.patch.object(load().names.GraphLowering, "compile_to_module", stop):
         yield

@@ -14,7 +14,7 @@ import torch
 
 from flykernels.microscaling import BLOCK, FORMATS
 
-from . import grouped, kernels, scaled
+from . import grouped, kernels, private_ahead, scaled
 from .lowering import Program
 from .strides import WIDEST, alignments
 from .wanted import Problem
@@ -79,7 +79,7 @@ def _dense(p: Any, op: str, sizes: dict, gpu: bool) -> Program:
         if symbolic:
             for tensor in (x, residual, bias if added == "full" else None):
                 if tensor is not None:
-                    torch._dynamo.mark_dynamic(tensor, len(lead))
+                    private_ahead.symbolic(tensor, len(lead))
         return (Layer(y), (x, bias, residual), {}) if frozen else (whole, (x, y, bias, residual), {})
 
     return Program(make, freezing=frozen)
@@ -110,9 +110,9 @@ def _scaled(p: Any, op: str, sizes: dict, gpu: bool) -> Program:
             made[0] = torch.empty(m, p.k // BLOCK, dtype=scale_dtype)
         x = _made(a, kinds[0])
         if symbolic:
-            torch._dynamo.mark_dynamic(x, 0)
+            private_ahead.symbolic(x, 0)
             if p.scaling != "tensor":
-                torch._dynamo.mark_dynamic(made[0], 0)
+                private_ahead.symbolic(made[0], 0)
         return whole, (x, _made(b, kinds[1]), *made, bias), {}
 
     return Program(make)
@@ -161,7 +161,7 @@ def _grouped(p: Any, op: str, sizes: dict, gpu: bool) -> Program:
         if symbolic:
             axes = {"m": ((x, 0),), "n": ((y, 1),), "k": ((x, 1), (y, 0)), "batch": ((x, 1),)}[p.form]
             for tensor, axis in axes:
-                torch._dynamo.mark_dynamic(tensor, axis)
+                private_ahead.symbolic(tensor, axis)
         return whole, (x, y, torch.empty(p.groups, dtype=torch.int32) if p.ragged else None), {}
 
     return Program(make)

@@ -113,10 +113,11 @@ def _scaled_problem(shape: Shape, target: str, description: dict) -> Problem:
     stored = {x: shape.k // FORMATS[kind].per_byte if kind in FORMATS else shape.k for x, kind in kinds.items()}
     a, b = _layout((shape.m, stored["a"]), "N", 1, None), _layout((stored["b"], shape.n), "T", 1, None)
     c = _layout((shape.m, shape.n), "N", element_type(shape.out_dtype).bytes, None)
+    aligned: dict[str, Any] = alignments(a, b, [c]) if target != "x86" else {}
     problem = ScaledGemmProblem(
         n=shape.n, k=shape.k, a_dtype=kinds["a"].name, b_dtype=kinds["b"].name, scaling=shape.scaling,
         out_dtype=shape.out_dtype, bias=shape.bias, m_hint=shape.m if shape.m is not None else shape.hint,
-        **(alignments(a, b, [c]) if target != "x86" else {}),
+        **aligned,
     )  # fmt: skip
     return _problem(scaled.OP, target, problem, {"m": _named(shape.m)}, description, "scaled_gemm")
 

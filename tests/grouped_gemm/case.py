@@ -71,6 +71,7 @@ def placed(values: torch.Tensor, layout: str, pad: int, align: int) -> Guarded:
 
 def case(p: GroupedGemmProblem, offs=None, tokens: int = 0, scale: float = 1.0, pad: int = 0, seed: int = 0) -> Case:
     """Random operands in the layouts that a problem states. tokens: T (default: where offs end)."""
+    assert offs is None or len(offs) == p.groups, f"{len(offs)} values of offs for {p.groups} groups"
     make = torch.Generator().manual_seed(seed)
     tokens = tokens or int(offs[-1])
     form, g = p.form, (p.groups,)
