@@ -63,7 +63,8 @@ def bundle(report: Report, device: str = "cpu", shapes: Path | None = None, made
             shapes.write_text(json.dumps(SHAPES))
         if made is None:
             builder = Machine(folder / "builder", compiler=True)
-            print(builder.flykernels("warmup", shapes, "--target", "x86").splitlines()[-2], flush=True)
+            warm = builder.flykernels("warmup", shapes, "--target", "x86", "--compile-only")
+            print(warm.splitlines()[-2], flush=True)
             made = folder / "compiled.tar.gz"
             print(builder.flykernels("cache", "export", made).strip(), flush=True)
         first = Machine(folder / "first", compiler=False)

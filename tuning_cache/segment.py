@@ -124,7 +124,8 @@ class Segment:
 
     def read(self, record: Record) -> bytes:
         """A record's bytes, unchecked; fewer where the row leads out of the file."""
-        return os.pread(self._file, min(record.size, max(0, self.rows_at - record.offset)), record.offset)
+        room = self.rows_at - record.offset
+        return os.pread(self._file, min(record.size, room), record.offset) if room > 0 else b""
 
     # -- all of them
     def rows(self, first: int = 0, end: int | None = None) -> Iterator[tuple[bytes, Record]]:
@@ -140,6 +141,9 @@ class Segment:
         """(address, record, content) of the rows [first, end), in order, read in blocks where they lie in order."""
         block, start = b"", 0
         for address, record in self.rows(first, end):
+            if record.offset >= self.rows_at:
+                yield address, record, b""
+                continue
             at = record.offset - start
             if at < 0 or at + record.size > len(block):
                 start, at = record.offset, 0

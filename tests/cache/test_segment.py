@@ -137,6 +137,19 @@ def test_every_changed_byte_of_segments_in_a_store_is_never_loaded(tmp_path):
     assert Store([tmp_path]).lookup(made[0].key) == made[0]
 
 
+@pytest.mark.parametrize("where", [1 << 63, (1 << 64) - 1, 1 << 40])
+def test_a_row_that_leads_far_out_of_its_file_has_no_content(tmp_path, where):
+    made = written(tmp_path, {address(n): b"content %d" % n for n in range(4)})
+    data = bytearray(made.path.read_bytes())
+    at = data.rindex(address(2)) + 32  # of its row: where the content lies
+    data[at : at + 8] = where.to_bytes(8, "little")
+    made.path.write_bytes(data)
+    opened = segment.Segment(made.path)
+    assert opened.read(opened.find(address(2))) == b""
+    contents = {a: content for a, _, content in opened.records()}
+    assert contents == {address(n): b"" if n == 2 else b"content %d" % n for n in range(4)}
+
+
 def test_segments_cut_off_or_gone_are_passed_over(tmp_path, caplog):
     made = fill(Store([tmp_path]), 2)
     fold(Store([tmp_path]))
