@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import resource
@@ -15,6 +17,7 @@ from .common import Report
 
 SUITES = ("dense15", "mxfp", "grouped")
 ROOT = Path(__file__).parents[1]
+SUBREAPER, LEFT_SECONDS = 36, 10.0  # PR_SET_CHILD_SUBREAPER of prctl(2); how long what the command left may take to end
 
 
 def warmup(report: Report, seconds: int, jobs: int) -> None:
@@ -25,11 +28,14 @@ def warmup(report: Report, seconds: int, jobs: int) -> None:
             sys.executable, "-m", "inductor_plugin.cli", "warmup", *files, "--target", "gfx950", "--jobs", str(jobs),
             "--budget", f"{seconds}s",
         ]  # fmt: skip
+        ctypes.CDLL(None).prctl(SUBREAPER, 1)  # workers that outlive the command become ours, and count
         before, start = _children(), time.monotonic()
         done = subprocess.run(
             command, cwd=ROOT, env={**os.environ, "FLYKERNELS_CACHE_DIR": folder}, capture_output=True, text=True
         )
-        wall, busy = time.monotonic() - start, _children() - before
+        wall = time.monotonic() - start
+        _wait_for_all()
+        busy = _children() - before
     found = re.search(r"(\d+) compiled in .* (\d+) failed", done.stdout)
     if done.returncode or found is None:
         raise RuntimeError(f"the warmup failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -41,6 +47,14 @@ def warmup(report: Report, seconds: int, jobs: int) -> None:
     report.bar("share of the cores busy, from the command's start to its end", busy / (jobs * wall), at_least=0.9)
     report.bar("candidates compiled for gfx950", compiled / wall, unit="candidates/s")
     report.bar("candidates that failed", failed, at_most=0)
+
+
+def _wait_for_all() -> None:
+    end = time.monotonic() + LEFT_SECONDS
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < end:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.05)
 
 
 def _children() -> float:
