@@ -77,28 +77,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
 
     def bring():
-        if cfg.bringers > WARP:
-            barriers.give_registers(BRINGER_REGISTERS)
-        first = k.thread.equals(cfg.multipliers)
-
-        @k.when(first)
-        def _():
-            for t in k.tensor_maps:
-                tma.prefetch_map(k.tensor_map(t.name))
-            ring.prepare()
-
-        if cfg.cluster_size > 1:
-            barriers.cluster_barrier()
-        else:
-            barriers.named_arrive(READY, cfg.workgroup_size)
-
-        @k.when(first)
-        def _():
-            if cfg.overlap == "early":
-                barriers.let_kernels_follow()
-            if k.overlaps:
-                barriers.wait_for_kernels_ahead()
-            produce(k, p, cfg, work, ring, rank)
+        bring_all(k, p, cfg, work, ring, rank)
 
     def multiply():
         if cfg.bringers > WARP:
@@ -177,6 +156,32 @@ def warm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given) -> None
         @k.when(inside & (other < high))
         def _():
             tma.prefetch_line(source.at(row, depth_at).pointer)
+
+
+def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:
+    """What the warps beside those that multiply do: one thread prepares the ring and fills it. Scaled products too."""
+    if cfg.bringers > WARP:
+        barriers.give_registers(BRINGER_REGISTERS)
+    first = k.thread.equals(cfg.multipliers)
+
+    @k.when(first)
+    def _():
+        for t in k.tensor_maps:
+            tma.prefetch_map(k.tensor_map(t.name))
+        ring.prepare()
+
+    if cfg.cluster_size > 1:
+        barriers.cluster_barrier()
+    else:
+        barriers.named_arrive(READY, cfg.workgroup_size)
+
+    @k.when(first)
+    def _():
+        if cfg.overlap == "early":
+            barriers.let_kernels_follow()
+        if k.overlaps:
+            barriers.wait_for_kernels_ahead()
+        produce(k, p, cfg, work, ring, rank)
 
 
 def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:

@@ -20,8 +20,8 @@ from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 from templates.gemm import sm90a_cluster
 from templates.gemm.gfx950_operands import matrix
-from templates.gemm.sm90a import READY, Stages, produce
-from templates.gemm.sm90a_config import BLOCK_M, BRINGER_REGISTERS, WARP, Sm90aConfig, tensor_maps, tma_reads
+from templates.gemm.sm90a import READY, Stages, bring_all
+from templates.gemm.sm90a_config import BLOCK_M, WARP, Sm90aConfig, tensor_maps, tma_reads
 from templates.gemm.sm90a_output import EARLY_SUMS, Output, Part
 from templates.gemm.sm90a_work import Piece, Work
 
@@ -92,28 +92,7 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
 
     def bring():
-        if cfg.bringers > WARP:
-            barriers.give_registers(BRINGER_REGISTERS)
-        first = k.thread.equals(cfg.multipliers)
-
-        @k.when(first)
-        def _():
-            for t in k.tensor_maps:
-                tma.prefetch_map(k.tensor_map(t.name))
-            ring.prepare()
-
-        if cfg.cluster_size > 1:
-            barriers.cluster_barrier()
-        else:
-            barriers.named_arrive(READY, cfg.workgroup_size)
-
-        @k.when(first)
-        def _():
-            if cfg.overlap == "early":
-                barriers.let_kernels_follow()
-            if k.overlaps:
-                barriers.wait_for_kernels_ahead()
-            produce(k, p, cfg, work, ring, rank)
+        bring_all(k, p, cfg, work, ring, rank)
 
     def multiply():
         if cfg.bringers > WARP:
