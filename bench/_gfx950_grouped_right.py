@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from flykernels.codeobject import CodeObject
 from flykernels.lang import TraceError
 from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950
@@ -42,19 +44,26 @@ class Outcome:
 
 def attempts(p: GroupedGemmProblem, sample: int) -> Iterator[Outcome]:
     """Each candidate of a problem, or one in `sample`."""
-    kept = [c.config for c in candidates(p, gfx950).kept]
     name = f"{p.form} {p.groups} groups, T {p.tokens_hint}, {p.m or p.n} x {p.k or p.n}, {p.a},{p.b}"
+    kept = [c.config for c in candidates(p, gfx950).kept]
+    return tried(name, kept, sample, lambda config: build(p, config, gfx950), lambda config: run(p, config))
+
+
+def tried(
+    name: str, kept: list, sample: int, build: Callable[[Any], CodeObject], run: Callable[[Any], str]
+) -> Iterator[Outcome]:
+    """One configuration in `sample`, built in full size and run small."""
     if not kept:
         yield Outcome(name, "", 0.0, 0, "no candidate")
     for config in random.Random(name).sample(kept, max(1, len(kept) // sample)) if kept else ():
         start = time.process_time()
         try:
-            code = build(p, config, gfx950)
+            code = build(config)
         except (TraceError, ValueError) as e:
             yield Outcome(name, str(config), time.process_time() - start, 0, str(e))
             continue
         spent = time.process_time() - start
-        yield Outcome(name, str(config), spent, code.spills + code.scratch_bytes, run(p, config))
+        yield Outcome(name, str(config), spent, code.spills + code.scratch_bytes, run(config))
 
 
 def small(p: GroupedGemmProblem, config: GroupedConfig) -> tuple[GroupedGemmProblem, np.ndarray]:

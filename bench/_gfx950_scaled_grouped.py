@@ -3,14 +3,11 @@ tiles, as bench/_gfx950_grouped_right.py does with the dense ones."""
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from flykernels.lang import TraceError
 from flykernels.microscaling import BLOCK
 from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950
@@ -22,7 +19,7 @@ from templates.grouped_gemm.scaled.reference import reference
 from templates.grouped_gemm.scaled.space import candidates
 from templates.scaled_gemm.reference import wrong
 
-from ._gfx950_grouped_right import NAN, RUN_WORKGROUPS, SPARE, Outcome
+from ._gfx950_grouped_right import NAN, RUN_WORKGROUPS, SPARE, Outcome, tried
 from .simcases.case import from_bf16
 
 FORMATS = {"mxfp8": "f8E4M3FN", "mxfp4": "f4E2M1FN"}
@@ -38,19 +35,9 @@ def problem(kind: str, groups: int, tokens: int, n: int, k: int) -> ScaledGroupe
 
 def attempts(p: ScaledGroupedProblem, sample: int) -> Iterator[Outcome]:
     """Each candidate of a problem, or one in `sample`."""
-    kept = [c.config for c in candidates(p, gfx950).kept]
     name = f"{p.a_dtype} {p.groups} groups, T {p.tokens_hint}, {p.n} x {p.k}"
-    if not kept:
-        yield Outcome(name, "", 0.0, 0, "no candidate")
-    for config in random.Random(name).sample(kept, max(1, len(kept) // sample)) if kept else ():
-        start = time.process_time()
-        try:
-            code = build(p, config, gfx950)
-        except (TraceError, ValueError) as e:
-            yield Outcome(name, str(config), time.process_time() - start, 0, str(e))
-            continue
-        spent = time.process_time() - start
-        yield Outcome(name, str(config), spent, code.spills + code.scratch_bytes, run(p, config))
+    kept = [c.config for c in candidates(p, gfx950).kept]
+    return tried(name, kept, sample, lambda config: build(p, config, gfx950), lambda config: run(p, config))
 
 
 def run(problem: ScaledGroupedProblem, config: ScaledGroupedConfig) -> str:
