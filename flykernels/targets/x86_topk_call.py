@@ -48,10 +48,14 @@ def collapse() -> str:
   }}"""
 
 
-def rows() -> str:
-    """rows(handle, k, dim, largest, call): 1 if kernels may be asked, and then call = {0 address, 1 rows, 2 width,
+def rows(gpu: int | None = None) -> str:
+    """gpu: a device type by its number; None: the CPU.
+
+    rows(handle, k, dim, largest, call): 1 if kernels may be asked, and then call = {0 address, 1 rows, 2 width,
     3 stride from one row (of the outer axes) to the next, 4 code, 5 rank, 6 sizes, 7 scalar type, 8 the dimension,
     9 rows of the inner axes, 10 stride along the row, 11 stride of the inner axes, 12 elements that x spans}."""
+    shape = _on(gpu, "%h", "^shape", "^no") if gpu is not None else "llvm.cond_br %typed, ^shape, ^no"
+    who = ("aoti_torch_get_device_index", "%h: !llvm.ptr, ") if gpu is not None else ("torch_get_num_threads", "")
     return f"""
   llvm.func internal @rows(%h: !llvm.ptr, %k: i64, %dim: i64, %largest: i64, %call: !llvm.ptr) -> i1 {{
     {room("nd_", "dt_", "sz_", "st_", "at_")}
@@ -72,7 +76,7 @@ def rows() -> str:
     %either = llvm.or %is16, %is32 : i1
     %known = llvm.or %either, %isb : i1
     %typed = llvm.and %asked, %known : i1
-    llvm.cond_br %typed, ^shape, ^no
+    {shape}
   ^shape:
     {call("%r0", "aoti_torch_get_dim", "%h: !llvm.ptr, %nd_: !llvm.ptr")}
     {call("%r2", "aoti_torch_get_sizes", "%h: !llvm.ptr, %sz_: !llvm.ptr")}
@@ -141,7 +145,7 @@ def rows() -> str:
     %zeros = "llvm.intr.ctlz"(%before) <{{is_zero_poison = false}}> : (i64) -> i64
     %bucket = llvm.sub %sixtyfour, %zeros : i64
     llvm.store %zero, %at_ : i64, !llvm.ptr
-    {call("%r5", "torch_get_num_threads", "%at_: !llvm.ptr")}
+    {call("%r5", who[0], f"{who[1]}%at_: !llvm.ptr")}
     %threads32 = llvm.load %at_ : !llvm.ptr -> i32
     %threads = llvm.zext %threads32 : i32 to i64
     %e0 = llvm.shl %largest, %largest_bit : i64
@@ -184,13 +188,37 @@ def rows() -> str:
   }}"""
 
 
-def dense() -> str:
-    """dense(handle, call, k, scalar type, element bytes, at): 1 if the tensor is a dense CPU result of the call, apart
-    from x in memory; at = {first byte, byte after the last}."""
+def _on(device_type: int, handle: str, yes: str, no: str) -> str:
+    """To `yes` where %typed holds and the tensor is of this device type."""
+    return f"""llvm.cond_br %typed, ^place, {no}
+  ^place:
+    {constants(kind=device_type)}
+    llvm.store %zero, %at_ : i64, !llvm.ptr
+    {call("%r6", "aoti_torch_get_device_type", f"{handle}: !llvm.ptr, %at_: !llvm.ptr")}
+    %kind_ = llvm.load %at_ : !llvm.ptr -> i64
+    %here = llvm.icmp "eq" %kind_, %kind : i64
+    llvm.cond_br %here, {yes}, {no}"""
+
+
+def dense(gpu: int | None = None) -> str:
+    """dense(handle, call, k, scalar type, element bytes, at): 1 if the tensor is a dense result of the call on x's
+    device, apart from x in memory; at = {first byte, byte after the last}."""
+    near = ""
+    if gpu is not None:
+        near = f"""
+    llvm.store %zero, %nd_ : i64, !llvm.ptr
+    {call("%r6", "aoti_torch_get_device_index", "%h: !llvm.ptr, %nd_: !llvm.ptr")}
+    {constants(threads_shift=door.THREADS_SHIFT)}
+    {word("%code", "%call", 4)}
+    %number = llvm.lshr %code, %threads_shift : i64
+    %number_ = llvm.load %nd_ : !llvm.ptr -> i64
+    %near = llvm.icmp "eq" %number, %number_ : i64
+    llvm.cond_br %near, ^laid_out, ^no
+  ^laid_out:"""
     return f"""
   llvm.func internal @dense(%h: !llvm.ptr, %call: !llvm.ptr, %k: i64, %type: i64, %bytes: i64, %at: !llvm.ptr) -> i1 {{
     {room("nd_", "dt_", "sz_", "st_", "dev_")}
-    {constants(zero=0, one=1, cpu=door.CPU, f32=door.F32, two=2)}
+    {constants(zero=0, one=1, device=door.CPU if gpu is None else gpu, f32=door.F32, two=2)}
     llvm.store %zero, %dt_ : i64, !llvm.ptr
     llvm.store %zero, %dev_ : i64, !llvm.ptr
     {word("%x", "%call", 0)}
@@ -220,10 +248,12 @@ def dense() -> str:
     %st = llvm.load %st_ : !llvm.ptr -> !llvm.ptr
     %q0 = llvm.icmp "eq" %nd, %rank : i64
     %q1 = llvm.icmp "eq" %dt, %type : i64
-    %q2 = llvm.icmp "eq" %dev, %cpu : i64
+    %q2 = llvm.icmp "eq" %dev, %device : i64
     %q3 = llvm.and %q0, %q1 : i1
     %q = llvm.and %q3, %q2 : i1
-    llvm.cond_br %q, ^axis(%nd, %one : i64, i64), ^no
+    llvm.cond_br %q, ^where, ^no
+  ^where:{near}
+    llvm.br ^axis(%nd, %one : i64, i64)
   ^axis(%above: i64, %next: i64):
     %more = llvm.icmp "sgt" %above, %zero : i64
     llvm.cond_br %more, ^size, ^apart

@@ -1,4 +1,5 @@
-"""The door from PyTorch's dispatcher into x86 top-k kernels: two functions with which a library registers a kernel.
+"""The doors from PyTorch's dispatcher into top-k kernels, of the CPU and of a GPU: two functions each with which a
+library registers a kernel.
 
     void topk(StableIValue *stack, uint64_t arguments, uint64_t results)         aten::topk
     void topk_values(StableIValue *stack, uint64_t arguments, uint64_t results)  aten::topk.values, the one with out=
@@ -20,6 +21,7 @@ from ..launch import torch_door as door
 from ..launch.torch_door import TopkWords
 from .x86_door import PERSONALITY, call, compile_door, constants, find, invoke, module, put, room, say, word
 from .x86_topk_call import WORDS, collapse, dense, rows
+from .x86_topk_gpu import device_of, launch, names, python
 
 ENTRIES = ("topk", "topk_values")
 LINE = 64  # bytes: alignment of memory that kernels are handed
@@ -28,6 +30,14 @@ LINE = 64  # bytes: alignment of memory that kernels are handed
 def build() -> CodeObject:
     """The door as an object with the entries `ENTRIES`. It serves any kernel of templates/topk for x86."""
     functions = (collapse(), rows(), find(), _launch(), dense(), _topk(), _topk_values())
+    return compile_door("topk", module("topk", *functions), ENTRIES[0])
+
+
+def build_gpu(device_type: int) -> CodeObject:
+    """The same for a GPU's tensors, of a device type by DeviceType's number (c10/core/DeviceType.h), and kernels that
+    x86_topk_gpu.py can launch."""
+    functions = (names(), collapse(), rows(device_type), find(), launch(), dense(device_type))
+    functions = (*functions, _topk(device_type), _topk_values(device_type))
     return compile_door("topk", module("topk", *functions), ENTRIES[0])
 
 
@@ -142,7 +152,7 @@ def _arguments() -> str:
     %sorted8 = llvm.trunc %sorted : i64 to i8"""
 
 
-def _topk() -> str:
+def _topk(gpu: int | None = None) -> str:
     return f"""
   llvm.func @topk(%stack: !llvm.ptr, %arguments: i64, %results: i64) {PERSONALITY} {{
     {_arguments()}
@@ -156,7 +166,7 @@ def _topk() -> str:
     {room("v_", "i_", "vp_", "ip_", "said")}
     %null = llvm.mlir.zero : !llvm.ptr
     %fine = llvm.mlir.constant(0 : i32) : i32
-    %cpu = llvm.mlir.constant({door.CPU} : i32) : i32
+    %type = llvm.mlir.constant({door.CPU if gpu is None else gpu} : i32) : i32
     %i64_type = llvm.mlir.constant({door.I64} : i32) : i32
     llvm.store %null, %said : !llvm.ptr, !llvm.ptr
     %asked = llvm.call @rows(%h, %k, %dim, %largest, %call) : (!llvm.ptr, i64, i64, i64, !llvm.ptr) -> i1
@@ -167,13 +177,14 @@ def _topk() -> str:
     {word("%rows", "%call", 1)}
     %slot = llvm.call @find(%width, %k, %code, %rows, %said) : (i64, i64, i64, i64, !llvm.ptr) -> !llvm.ptr
     %served = llvm.icmp "ne" %slot, %null : !llvm.ptr
-    llvm.cond_br %served, ^results, ^not_ours
+    llvm.cond_br %served, {"^results" if gpu is None else "^whose"}, ^not_ours
   ^not_ours:
     %message = llvm.load %said : !llvm.ptr -> !llvm.ptr
     %fails = llvm.icmp "ne" %message, %null : !llvm.ptr
     llvm.cond_br %fails, ^fail, ^aten
   ^fail:
     {say("%message", "^aten", "^unwind")}
+    {python("topk", "^results") if gpu is not None else ""}
   ^results:
     {word("%nd", "%call", 5)}
     {word("%sz", "%call", 6, "!llvm.ptr")}
@@ -194,14 +205,15 @@ def _topk() -> str:
     llvm.br ^axis(%i, %next2 : i64, i64)
   ^empty:
     %dt32 = llvm.trunc %dt : i64 to i32
-    {call("%e0", "aoti_torch_empty_strided", "%nd: i64, %osz: !llvm.ptr, %ost: !llvm.ptr, %dt32: i32, %cpu: i32, "
-           "%cpu: i32, %v_: !llvm.ptr")}
+    {device_of("%number", "%code") if gpu is not None else "%number = llvm.mlir.constant(0 : i32) : i32"}
+    {call("%e0", "aoti_torch_empty_strided", "%nd: i64, %osz: !llvm.ptr, %ost: !llvm.ptr, %dt32: i32, %type: i32, "
+           "%number: i32, %v_: !llvm.ptr")}
     %got0 = llvm.icmp "eq" %e0, %fine : i32
     llvm.cond_br %got0, ^empty2, ^aten
   ^empty2:
     %v = llvm.load %v_ : !llvm.ptr -> !llvm.ptr
-    {call("%e1", "aoti_torch_empty_strided", "%nd: i64, %osz: !llvm.ptr, %ost: !llvm.ptr, %i64_type: i32, %cpu: i32, "
-           "%cpu: i32, %i_: !llvm.ptr")}
+    {call("%e1", "aoti_torch_empty_strided", "%nd: i64, %osz: !llvm.ptr, %ost: !llvm.ptr, %i64_type: i32, %type: i32, "
+           "%number: i32, %i_: !llvm.ptr")}
     %got1 = llvm.icmp "eq" %e1, %fine : i32
     llvm.cond_br %got1, ^run, ^drop_values
   ^run:
@@ -241,7 +253,7 @@ def _topk() -> str:
   }}"""  # fmt: skip
 
 
-def _topk_values() -> str:
+def _topk_values(gpu: int | None = None) -> str:
     return f"""
   llvm.func @topk_values(%stack: !llvm.ptr, %arguments: i64, %results: i64) {PERSONALITY} {{
     {_arguments()}
@@ -285,13 +297,14 @@ def _topk_values() -> str:
     {word("%rows", "%call", 1)}
     %slot = llvm.call @find(%width, %k, %code, %rows, %said) : (i64, i64, i64, i64, !llvm.ptr) -> !llvm.ptr
     %served = llvm.icmp "ne" %slot, %null : !llvm.ptr
-    llvm.cond_br %served, ^run, ^not_ours
+    llvm.cond_br %served, {"^run" if gpu is None else "^whose"}, ^not_ours
   ^not_ours:
     %message = llvm.load %said : !llvm.ptr -> !llvm.ptr
     %fails = llvm.icmp "ne" %message, %null : !llvm.ptr
     llvm.cond_br %fails, ^fail, ^aten
   ^fail:
     {say("%message", "^aten", "^unwind")}
+    {python("topk_values", "^run") if gpu is not None else ""}
   ^run:
     %vp = llvm.inttoptr %v0 : i64 to !llvm.ptr
     %np = llvm.inttoptr %n0 : i64 to !llvm.ptr
