@@ -113,6 +113,7 @@ class Board:
         """Drops candidates until between `want` and `most` are left, the best; (how many, T as `threshold`'s)."""
         k, n = self.k, self.lanes
         limit, ties = self.threshold(count, want, most)  # has put nobody's keys behind the last one
+
         @k.loop(0, count.to(i32), n, carry=(number(0), ties))
         def left(first, s):
             out, ties = s
