@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from flykernels.dtypes import dtype as element_type
 from flykernels.launch import torch_door
 from templates.topk.arguments import scalar_values, slot_bytes
 from templates.topk.config import TopKConfig
@@ -29,8 +30,12 @@ log = logging.getLogger(__name__)
 
 PLANS_MOST = 4096
 MISSING = object()
-NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-NUMBERS = {torch_door.F32: torch.float32, torch_door.BF16: torch.bfloat16, torch_door.F16: torch.float16}
+NUMBERS = {  # of the types that torch.topk takes: on a GPU kernels take the first three
+    torch_door.F32: torch.float32, torch_door.BF16: torch.bfloat16, torch_door.F16: torch.float16,
+    torch_door.F64: torch.float64, torch_door.I64: torch.int64, torch_door.I32: torch.int32,
+    torch_door.I16: torch.int16, torch_door.I8: torch.int8, torch_door.U8: torch.uint8,
+}  # fmt: skip
+NAMES = {kind: element_type(str(kind)).name for kind in NUMBERS.values()}
 WIDE = 16  # bytes: alignment that the widest loads want
 HARD_FROM = 128  # a larger k is also measured on data made to be hard
 CHECKED_ROWS = 256  # of a case, against a stable sort: more would take longer than the measurement
@@ -69,7 +74,8 @@ def check(got: Sequence[Any], x: Any, k: int, dim: int, largest: bool, aten: Seq
     if not bool((same & ((values == found) | (values.isnan() & found.isnan()))).all()):
         raise Wrong("values differ from ATen's")
     lines = x.movedim(dim, -1).reshape(-1, x.shape[dim])[:CHECKED_ROWS]
-    lines = torch.where(lines.isnan(), torch.nan, lines)  # torch's sort on a GPU takes negative NaNs for the least
+    if x.dtype.is_floating_point:
+        lines = torch.where(lines.isnan(), torch.nan, lines)  # torch's sort on a GPU takes negative NaNs for the least
     order = torch.sort(lines, dim=-1, descending=largest, stable=True).indices[:, :k]
     if not bool((indices.movedim(dim, -1).reshape(-1, k)[:CHECKED_ROWS] == order).all()):
         raise Wrong("indices are not those of the first of equal elements")
@@ -352,7 +358,10 @@ def _span(x: Any) -> tuple[int, int]:
 
 def _random(n: int, dtype: Any, device: str) -> Any:
     with torch.random.fork_rng(devices=[]):
-        return torch.randn(n, device=device).to(dtype)
+        if dtype.is_floating_point:
+            return torch.randn(n, device=device).to(dtype)
+        ends = torch.iinfo(dtype)
+        return torch.randint(ends.min, ends.max, (n,), dtype=dtype, device=device)
 
 
 def _name(config: TopKConfig) -> str:

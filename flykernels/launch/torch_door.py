@@ -18,6 +18,7 @@ SHIM = (  # each returns an i32 that is 0 on success
     "aoti_torch_get_strides",
     "aoti_torch_get_data_ptr",
     "aoti_torch_empty_strided",
+    "aoti_torch_copy_",
     "aoti_torch_delete_tensor_object",
     "torch_get_num_threads",  # also makes a thread that is new to torch use as many
     "torch_list_size",
@@ -127,7 +128,9 @@ SLOT_WORDS = 8
 EMPTY, ATEN, OURS = 0, 1, 2
 
 # ScalarType's numbers, which are part of serialized files (c10/core/ScalarType.h).
-F16, F32, BF16, I64 = 5, 6, 15, 4
+U8, I8, I16, I32, I64, F16, F32, F64, BF16 = *range(8), 15
+LOG2_BYTES = {U8: 0, I8: 0, I16: 1, I32: 2, I64: 3, F16: 1, F32: 2, F64: 3, BF16: 1}
+FLOATS = (F16, F32, BF16)  # that kernels of RMSNorm take; those of top-k take all
 CPU = 0  # DeviceType's number
 
 LARGEST_BIT, MISALIGNED_BIT, ANY_BIT, ROWS_SHIFT, THREADS_SHIFT = 8, 9, 10, 16, 32

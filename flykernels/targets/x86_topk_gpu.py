@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from ..launch import torch_door as door
 from ..launch.torch_door import TopkGpuWords
-from .x86_door import call, constants, put, room, say, word
+from .x86_door import call, constants, put, room, say, take
+from .x86_topk_call import Word
 
 PYTHONS = {"topk": "flykernels::_topk", "topk_values": "flykernels::_topk_values"}  # operators of Python's
 STRIDES = 9  # words of strides, where each tensor has three
@@ -38,7 +39,7 @@ def python(entry: str, ours: str) -> str:
     """^whose: on to `ours` where %slot names a kernel, else the operator of Python's, which takes over the stack."""
     return f"""
   ^whose:
-    {word("%kernel", "%slot", TopkGpuWords.FUNCTION.value, "!llvm.ptr")}
+    {take("%slot", "!llvm.ptr", kernel=TopkGpuWords.FUNCTION)}
     %named = llvm.icmp "ne" %kernel, %null : !llvm.ptr
     llvm.cond_br %named, {ours}, ^python
   ^python:
@@ -78,18 +79,11 @@ def launch() -> str:
     %words = llvm.alloca %most x i64 : (i64) -> !llvm.ptr
     %places = llvm.alloca %most x i64 : (i64) -> !llvm.ptr
     llvm.store %zero, %here_ : i64, !llvm.ptr
-    {word("%x", "%call", 0, "!llvm.ptr")}
-    {word("%rows", "%call", 1)}
-    {word("%width", "%call", 2)}
-    {word("%stride", "%call", 3)}
-    {word("%code", "%call", 4)}
-    {word("%inner_rows", "%call", 9)}
-    {word("%along", "%call", 10)}
-    {word("%inner", "%call", 11)}
-    {word("%function", "%slot", TopkGpuWords.FUNCTION.value, "!llvm.ptr")}
-    {word("%threads", "%slot", TopkGpuWords.WORKGROUP.value)}
-    {word("%together", "%slot", TopkGpuWords.ROWS.value)}
-    {word("%shared", "%slot", TopkGpuWords.SHARED.value)}
+    {take("%call", "!llvm.ptr", x=Word.ADDRESS)}
+    {take("%call", rows=Word.ROWS, width=Word.WIDTH, stride=Word.STRIDE, code=Word.CODE)}
+    {take("%call", inner_rows=Word.INNER, along=Word.ALONG, inner=Word.INNER_STRIDE)}
+    {take("%slot", "!llvm.ptr", function=TopkGpuWords.FUNCTION)}
+    {take("%slot", threads=TopkGpuWords.WORKGROUP, together=TopkGpuWords.ROWS, shared=TopkGpuWords.SHARED)}
     %out_outer = llvm.mul %k, %inner_rows : i64
     %apart = llvm.and %code, %any_bit : i64
     %is_apart = llvm.icmp "ne" %apart, %zero : i64

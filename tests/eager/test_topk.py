@@ -19,6 +19,7 @@ from inductor_plugin import eager
 from .conftest import both
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+OTHERS = [torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
 
 @pytest.fixture
@@ -81,8 +82,7 @@ def test_any_shape_offset_row_stride_and_ties(on, rows, width, share, dtype, pad
     largest=st.booleans(), swapped=st.booleans(), from_end=st.booleans(),
 )  # fmt: skip
 def test_any_dimension(on, before, width, share, after, dtype, pad, largest, swapped, from_end):
-    """The dimension in the middle; rows that are padded, and axes that lie in another order (some of these are ATen's,
-    which leaves the order of equal elements open: there are none)."""
+    """The dimension in the middle; rows that are padded, and axes that lie in another order."""
     shape, dim, k = (*before, width, *after), len(before), max(1, int(share * width))
     x = torch.rand(shape).argsort(dim=dim).to(dtype)
     x = torch.nn.functional.pad(x, (0, pad)).narrow(-1, 0, shape[-1])
@@ -103,6 +103,54 @@ def test_other_dimensions_are_ours(slots):
         for got in (torch.topk(x, 9, dim), torch.topk(x, 9, dim, out=out)):
             assert torch.equal(got[0], values) and torch.equal(got[1], order)
         assert (torch_door.OURS, n, 9) in slots()
+
+
+@pytest.mark.parametrize("dtype", OTHERS)
+def test_doubles_and_integers(slots, dtype):
+    """The least number of a type, whose key is 0, as well; ties; doubles that f32 does not tell apart."""
+    if dtype.is_floating_point:
+        odd = [torch.nan, -torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, 1.0 + 2.0**-50, -(1.0 + 2.0**-50), 5e-324]
+    else:
+        ends = torch.iinfo(dtype)
+        odd = [ends.min, ends.min + 1, ends.max - 1, ends.max, 0, 1]
+    few = torch.tensor(odd, dtype=dtype)
+    for n, k in ((7, 7), (128, 6), (900, 100), (900, 900)):
+        some, least = few[torch.randint(0, len(few), (3, n))], few[:1].expand(3, n).contiguous()
+        spread = torch.linspace(0, 250, n).repeat(3, 1).to(dtype)
+        for largest in (True, False):
+            for x in (some, least, spread):
+                values, order = torch.topk(x, k, -1, largest)
+                key = torch.where(x.isnan(), torch.nan, x) if dtype.is_floating_point else x
+                want = torch.sort(key, dim=-1, descending=largest, stable=True).indices[:, :k]
+                assert torch.equal(order, want), (n, k, largest)
+                assert torch.equal(values.view(torch.uint8), x.gather(-1, want).view(torch.uint8))
+        assert (torch_door.OURS, n, k) in slots()
+    x = few[torch.randint(0, len(few), (300, 5))]
+    values, order = torch.topk(x, 4, 0)
+    given = torch.topk(x, 4, 0, out=(torch.empty_like(values), torch.empty_like(order)))
+    assert torch.equal(given[1], order) and torch.equal(values.nan_to_num(7), x.gather(0, order).nan_to_num(7))
+
+
+def test_rows_at_several_distances(slots):
+    """A dense copy is made of them: of equal elements the first ones come first here too."""
+    x = torch.randint(0, 4, (4, 5, 6, 70)).float()
+    for view, dim in ((x[:, :3], -1), (x[:, :, ::2], 1), (x[:, 1:4, :5, 3:60], 3), (x[:, :3, :4, ::3], 0)):
+        values, indices = torch.topk(view, 3, dim)
+        order = expected(view, 3, dim)[1]
+        assert torch.equal(indices, order) and torch.equal(values, view.gather(dim, order))
+        assert values.is_contiguous() and (torch_door.OURS, view.shape[dim], 3) in slots()
+
+
+def test_copies_of_uneven_rows_are_freed(on):
+    held = torch.randn(4, 5, 2000)[:, :3]
+    torch.topk(held, 5)
+    before = len(torch.topk(held, 5)[0])
+    import resource
+
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(4000):  # each copy has 96 KB
+        torch.topk(held, 5)
+    assert before == 4 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start < 100_000  # KB, not 380,000
 
 
 def test_out_that_overlaps_a_transposed_input_is_atens_error(prefer_ours):
@@ -187,6 +235,11 @@ ATENS = {
     "a number, k = 2": lambda: torch.topk(torch.tensor(3.0), 2),
     "0 rows": lambda: torch.topk(torch.randn(0, 5), 2),
     "0 columns": lambda: torch.topk(torch.randn(5, 0), 0),
+    "0 columns, k = 1": lambda: torch.topk(torch.randn(5, 0), 1),
+    "0 rows, k > N": lambda: torch.topk(torch.randn(0, 5), 6),
+    "0 in the middle": lambda: torch.topk(torch.randn(2, 0, 3), 2),
+    "uneven rows, k = 0": lambda: torch.topk(torch.randn(4, 5, 6)[:, :3], 0),
+    "uneven rows, k > N": lambda: torch.topk(torch.randn(4, 5, 6)[:, :3], 7),
     "float64": lambda: torch.topk(torch.randn(3, 5).double(), 2),
     "integers": lambda: torch.topk(torch.randperm(15).view(3, 5), 2),
     "booleans": lambda: torch.topk(torch.ones(3, 5).bool(), 2),
