@@ -174,7 +174,7 @@ def _door(device: Device, resolve: Callable) -> Any:
     for name in LIBRARIES:
         try:
             library = libtorch(name)
-            found = [address_of(getattr(library, symbol)) for symbol in wanted]
+            stream, functional, out = (address_of(getattr(library, symbol)) for symbol in wanted)
             break
         except (LaunchError, AttributeError):
             continue
@@ -183,4 +183,4 @@ def _door(device: Device, resolve: Callable) -> Any:
     driver, function = LAUNCH[device.target]
     launch = address_of(getattr(ctypes.CDLL(driver), function))
     code = eager_code.door("topk", "x86_topk_door", DEVICE_TYPE["CUDA"], function="build_gpu")
-    return GpuTopkDoor(code, resolve, "CUDA", launch, *found)
+    return GpuTopkDoor(code, resolve, "CUDA", launch, stream, functional, out)
