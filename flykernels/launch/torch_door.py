@@ -34,6 +34,7 @@ SHIM = (  # each returns an i32 that is 0 on success
 RAISE = "aoti_torch_check"  # (false, function, file, line, message) throws c10::Error: RuntimeError in Python
 TOPK = "_ZN2at3cpu4topkERKNS_6TensorEllbb"  # at::cpu::topk(self, k, dim, largest, sorted)
 TOPK_OUT = "_ZN2at3cpu8topk_outERNS_6TensorES2_RKS1_llbb"  # at::cpu::topk_out(values, indices, self, k, ...)
+TOPK_CUDA, TOPK_OUT_CUDA = (name.replace("3cpu", "4cuda") for name in (TOPK, TOPK_OUT))  # what a GPU's door calls
 LIBC = ("aligned_alloc", "malloc", "free", "memset")
 # resolve: Python's function; slots: where the table's address is kept. The table: its number of slots - 1, then slots.
 # launch: cuLaunchKernel or hipModuleLaunchKernel; rms_norm: ATen's function for the device. A door calls some of these.
@@ -87,6 +88,15 @@ class TopkWords(enum.IntEnum):
     PARTS = 2  # argument of a split kernel; 0: not split
     WORKSPACE = 3  # bytes of zeros that a split kernel is handed, for each row
     PRIVATE = 4  # bytes of private memory, for each thread
+
+
+class TopkGpuWords(enum.IntEnum):
+    """Who serves a top-k on a GPU, in words of 8 bytes."""
+
+    FUNCTION = 0  # the driver's handle; 0: Python launches
+    WORKGROUP = 1  # threads
+    ROWS = 2  # that a workgroup works on
+    SHARED = 3  # bytes of memory of a workgroup that the launch asks for
 
 
 class RmsWords(enum.IntEnum):

@@ -55,23 +55,31 @@ class Answer(enum.IntEnum):
     NOTHING = 2  # is to be selected
 
 
-def rows() -> str:
-    """rows(handle, k, dim, largest, call): an Answer."""
+def rows(gpu: int | None = None) -> str:
+    """rows(handle, k, dim, largest, call): an Answer.
+
+    gpu: a device type by its number; there kernels take fewer types, and nothing is copied. None: the CPU."""
+    types = door.LOG2_BYTES if gpu is None else door.FLOATS
+    asked, here = ("nd", "dt", "sz", "st"), ()
+    if gpu is not None:
+        asked, here = (*asked, "dev", "kind"), ("%xkind eq %kind",)
+    of_a_copy = """^describe(%zero, %dense_front, %dense_stride, %behind_d, %one, %behind_d, %one
+        : i64, i64, i64, i64, i64, i64, i64)"""
     return f"""
   llvm.func internal @rows(%h: !llvm.ptr, %k: i64, %dim: i64, %largest: i64, %call: !llvm.ptr) -> i64 {{
-    {room_to_ask("x", "nd", "dt", "sz", "st")}
+    {room_to_ask("x", *asked)}
     {room_to_ask("a", "at")}
     {room("threads_")}
-    {constants(zero=0, one=1, two=2, sixtyfour=64, low=VECTOR - 1)}
+    {constants(zero=0, one=1, two=2, sixtyfour=64, low=VECTOR - 1, kind=gpu or 0)}
     {constants(most=door.ELEMENTS_MOST, rank_most=door.DIMENSIONS_MOST)}
     %outer_ = llvm.alloca %two x i64 : (i64) -> !llvm.ptr
     %inner_ = llvm.alloca %two x i64 : (i64) -> !llvm.ptr
-    {ask("%h", "x", "nd", "dt", "sz", "st")}
-    {element("x", "%xdt", door.LOG2_BYTES)}
+    {ask("%h", "x", *asked)}
+    {element("x", "%xdt", types)}
     %back = llvm.icmp "slt" %dim, %zero : i64
     %wrapped = llvm.add %dim, %xnd : i64
     %d = llvm.select %back, %wrapped, %dim : i1, i64
-    {all_of("%a", "%xread", "%xtyped", "%d sge %zero", "%d slt %xnd", "%xnd sle %rank_most")}
+    {all_of("%a", "%xread", "%xtyped", "%d sge %zero", "%d slt %xnd", "%xnd sle %rank_most", *here)}
     llvm.cond_br %a, ^width, ^no
   ^width:
     {word("%width", "%xsz", "%d")}
@@ -111,12 +119,11 @@ def rows() -> str:
     %dense_stride = llvm.mul %width, %behind_d : i64
     llvm.cond_br %even, ^describe(%aat, %in_front, %front_stride, %behind_, %behind_stride, %along_x, %zero
         : i64, i64, i64, i64, i64, i64, i64),
-      ^describe(%zero, %dense_front, %dense_stride, %behind_d, %one, %behind_d, %one
-        : i64, i64, i64, i64, i64, i64, i64)
+      {of_a_copy if gpu is None else "^no"}
   ^describe(%address: i64, %outer_rows: i64, %outer_stride: i64, %inner_rows: i64, %inner_stride: i64, %along: i64,
             %uneven: i64):
     {_distances()}
-    {_code()}
+    {_code(gpu is not None)}
     {fill("%call", {
         Word.ADDRESS: "%address", Word.ROWS: "%rows", Word.WIDTH: "%width", Word.STRIDE: "%stride", Word.CODE: "%code",
         Word.RANK: "%xnd", Word.SIZES: "%xsz: !llvm.ptr", Word.TYPE: "%xdt", Word.DIMENSION: "%d",
@@ -156,8 +163,12 @@ def _distances() -> str:
     %span = llvm.add %s3, %s4 : i64"""
 
 
-def _code() -> str:
-    """%code, as `torch_door.code_of` packs it."""
+def _code(gpu: bool) -> str:
+    """%code, as `torch_door.code_of` packs it; on a GPU the device's number is in the place of threads."""
+    threads = f"""
+    llvm.store %zero, %threads_ : i64, !llvm.ptr
+    {call("%asked", "torch_get_num_threads", "%threads_: !llvm.ptr")}
+    %threads = llvm.load %threads_ : !llvm.ptr -> i64"""
     parts = {
         "largest": door.LARGEST_BIT, "misaligned": door.MISALIGNED_BIT, "anywhere": door.ANY_BIT,
         "bucket": door.ROWS_SHIFT, "threads": door.THREADS_SHIFT,
@@ -174,9 +185,7 @@ def _code() -> str:
     %before = llvm.sub %rows, %one : i64
     %zeros = "llvm.intr.ctlz"(%before) <{{is_zero_poison = false}}> : (i64) -> i64
     %bucket = llvm.sub %sixtyfour, %zeros : i64
-    llvm.store %zero, %threads_ : i64, !llvm.ptr
-    {call("%asked", "torch_get_num_threads", "%threads_: !llvm.ptr")}
-    %threads = llvm.load %threads_ : !llvm.ptr -> i64
+    {"%threads = llvm.or %xdev, %zero : i64" if gpu else threads}
     {shifted}
     {ups}
     %code = llvm.or %code{len(parts) - 2}, %threads_up : i64"""
@@ -221,21 +230,26 @@ def copied() -> str:
   }}"""
 
 
-def dense() -> str:
-    """dense(handle, call, k, scalar type, log2 of an element's bytes, at): 1 if the tensor is a dense CPU result of the
-    call, apart from x in memory; at = {first byte, byte after the last}."""
+def dense(gpu: int | None = None) -> str:
+    """dense(handle, call, k, scalar type, log2 of an element's bytes, at): 1 if the tensor is a dense result of the
+    call on x's device, apart from x in memory; at = {first byte, byte after the last}."""
+    asked, here = ("nd", "dt", "sz", "st", "kind"), ()
+    if gpu is not None:
+        asked, here = (*asked, "dev"), ("%rdev eq %number",)
     wanted = f"""
     {word("%outer", "%wanted", "%i")}
     %chosen = llvm.icmp "eq" %i, %dim : i64
     %w = llvm.select %chosen, %k, %outer : i1, i64"""
     return f"""
   llvm.func internal @dense(%h: !llvm.ptr, %call: !llvm.ptr, %k: i64, %type: i64, %shift: i64, %at: !llvm.ptr) -> i1 {{
-    {room_to_ask("r", "nd", "dt", "sz", "st", "kind")}
-    {constants(zero=0, one=1, cpu=door.CPU)}
+    {room_to_ask("r", *asked)}
+    {constants(zero=0, one=1, type_=door.CPU if gpu is None else gpu, threads_shift=door.THREADS_SHIFT)}
+    {take("%call", code=Word.CODE)}
+    %number = llvm.lshr %code, %threads_shift : i64
     {take("%call", x=Word.ADDRESS, dim=Word.DIMENSION, rank=Word.RANK, span=Word.SPAN, xshift=Word.SHIFT)}
     {take("%call", "!llvm.ptr", wanted=Word.SIZES)}
-    {ask("%h", "r", "nd", "dt", "sz", "st", "kind")}
-    {all_of("%q", "%rread", "%rnd eq %rank", "%rdt eq %type", "%rkind eq %cpu")}
+    {ask("%h", "r", *asked)}
+    {all_of("%q", "%rread", "%rnd eq %rank", "%rdt eq %type", "%rkind eq %type_", *here)}
     llvm.cond_br %q, ^axis(%rnd, %one : i64, i64), ^no
     {dense_axes("%rsz", "%rst", "^apart", "^no", wanted)}
   ^apart:

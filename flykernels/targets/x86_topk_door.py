@@ -1,4 +1,5 @@
-"""The door from PyTorch's dispatcher into x86 top-k kernels: two functions with which a library registers a kernel.
+"""The doors from PyTorch's dispatcher into top-k kernels, of the CPU and of a GPU: two functions each with which a
+library registers a kernel.
 
     void topk(StableIValue *stack, uint64_t arguments, uint64_t results)         aten::topk
     void topk_values(StableIValue *stack, uint64_t arguments, uint64_t results)  aten::topk.values, the one with out=
@@ -9,8 +10,9 @@ elements takes is less than a function registered from Python costs by itself.
 
 A call is looked up in a table of slots, by width, k and what `code_of` packs. The slot says who serves it: a kernel,
 called right here, or ATen. What no slot knows is asked of `resolve` (Python) once. Kernels want rows one distance apart
-on either side of the dimension; of others a dense copy is made. Everything else, errors too, is `at::cpu::topk`'s. C++
-exceptions of ATen pass through; the handles that the stack owned are given back on each way out.
+on either side of the dimension; of others a dense copy is made, on the CPU. Everything else, errors too, is
+`at::cpu::topk`'s or `at::cuda::topk`'s. C++ exceptions of ATen pass through; the handles that the stack owned are given
+back on each way out.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from .x86_door import (
 )
 from .x86_door_axes import collapse, lay_out
 from .x86_topk_call import Answer, Word, copied, dense, rows
+from .x86_topk_gpu import device_of, launch, names, python
 
 ENTRIES = ("topk", "topk_values")
 LINE = 64  # bytes: alignment of memory that kernels are handed
@@ -46,6 +49,14 @@ LINE = 64  # bytes: alignment of memory that kernels are handed
 def build() -> CodeObject:
     """The door as an object with the entries `ENTRIES`. It serves any kernel of templates/topk for x86."""
     functions = (collapse(), rows(), copied(), find(), _launch(), dense(), _topk(), _topk_values())
+    return compile_door("topk", module("topk", *functions), ENTRIES[0])
+
+
+def build_gpu(device_type: int) -> CodeObject:
+    """The same for a GPU's tensors, of a device type by DeviceType's number (c10/core/DeviceType.h), and kernels that
+    x86_topk_gpu.py can launch."""
+    functions = (names(), collapse(), rows(device_type), find(), launch(), dense(device_type))
+    functions = (*functions, _topk(device_type), _topk_values(device_type))
     return compile_door("topk", module("topk", *functions), ENTRIES[0])
 
 
@@ -146,7 +157,7 @@ def _look_up(found: str) -> str:
 
 
 def _begin() -> str:
-    """The call's arguments off the stack (booleans fill a byte of their word); %answer: whether kernels may serve it."""
+    """The call's arguments off the stack (booleans fill a byte of their word); %answer: whether kernels may serve."""
     return f"""
     {take("%stack", "!llvm.ptr", h=0)}
     {take("%stack", k=1, dim=2, largest_=3, sorted_=4)}
@@ -174,11 +185,17 @@ def _run(slot: str, values: str, indices: str, done: str, failed: str) -> str:
     llvm.cond_br %ran, {done}, {failed}"""
 
 
-def _topk() -> str:
+def _topk(gpu: int | None = None) -> str:
     chosen = """
     %is_chosen = llvm.icmp "eq" %i, %at_dim : i64
     %size = llvm.select %is_chosen, %k, %s : i1, i64"""
-    released = "\n    llvm.call @give_back(%copy) : (!llvm.ptr) -> ()"
+    released = "\n    llvm.call @give_back(%copy) : (!llvm.ptr) -> ()" if gpu is None else ""
+    copying = """
+  ^copy:
+    %copied = llvm.call @copied(%h, %call, %copy) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> i1
+    llvm.cond_br %copied, ^results(%slot : !llvm.ptr), ^aten"""
+    found = _look_up("^lies" if gpu is None else "^whose")
+    found += python("topk", "^lies") if gpu is not None else ""
     return f"""
   llvm.func @topk(%stack: !llvm.ptr, %arguments: i64, %results: i64) {PERSONALITY} {{
     {_begin()}
@@ -188,7 +205,7 @@ def _topk() -> str:
     llvm.store %null, %copy : !llvm.ptr, !llvm.ptr
     %osz = llvm.alloca %rank_most x i64 : (i64) -> !llvm.ptr
     %ost = llvm.alloca %rank_most x i64 : (i64) -> !llvm.ptr
-    %cpu = llvm.mlir.constant({door.CPU} : i32) : i32
+    %type = llvm.mlir.constant({door.CPU if gpu is None else gpu} : i32) : i32
     %i64_type = llvm.mlir.constant({door.I64} : i32) : i32
     %ask = llvm.icmp "eq" %answer, %kernels : i64
     llvm.cond_br %ask, ^find, ^not_asked
@@ -196,22 +213,22 @@ def _topk() -> str:
     %empty = llvm.icmp "eq" %answer, %nothing : i64
     llvm.cond_br %empty, ^results(%null : !llvm.ptr), ^aten
   ^find:
-    {_look_up("^lies")}
+    {found}
   ^lies:
     {take("%call", uneven=Word.UNEVEN)}
     %is_uneven = llvm.icmp "ne" %uneven, %zero : i64
-    llvm.cond_br %is_uneven, ^copy, ^results(%slot : !llvm.ptr)
-  ^copy:
-    %copied = llvm.call @copied(%h, %call, %copy) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> i1
-    llvm.cond_br %copied, ^results(%slot : !llvm.ptr), ^aten
+    llvm.cond_br %is_uneven, {"^copy" if gpu is None else "^aten"}, ^results(%slot : !llvm.ptr)
+    {copying if gpu is None else ""}
   ^results(%who: !llvm.ptr):
     {take("%call", nd=Word.RANK, dt=Word.TYPE, at_dim=Word.DIMENSION)}
     {take("%call", "!llvm.ptr", sz=Word.SIZES)}
     {lay_out("%nd", "%sz", "^make", [("%size", "%osz", "%ost")], chosen)}
   ^make:
     %dt32 = llvm.trunc %dt : i64 to i32
-    {fresh("v", "%nd, %osz, %ost, %dt32", "%cpu, %cpu", "^aten")}
-    {fresh("n", "%nd, %osz, %ost, %i64_type", "%cpu, %cpu", "^drop_values")}
+    {take("%call", code_=Word.CODE)}
+    {device_of("%number", "%code_") if gpu is not None else "%number = llvm.mlir.constant(0 : i32) : i32"}
+    {fresh("v", "%nd, %osz, %ost, %dt32", "%type, %number", "^aten")}
+    {fresh("n", "%nd, %osz, %ost, %i64_type", "%type, %number", "^drop_values")}
     %selects = llvm.icmp "ne" %who, %null : !llvm.ptr
     llvm.cond_br %selects, ^run, ^leave(%v, %n : !llvm.ptr, !llvm.ptr)
   ^run:
@@ -239,7 +256,9 @@ def _topk() -> str:
   }}"""  # fmt: skip
 
 
-def _topk_values() -> str:
+def _topk_values(gpu: int | None = None) -> str:
+    found = _look_up("^run" if gpu is None else "^whose")
+    found += python("topk_values", "^run") if gpu is not None else ""
     fits = lambda result, handle, kind, shift: (
         f"%{result} = llvm.call @dense({handle}, %call, %k, {kind}, {shift}, {handle}_at)\n"
         "             : (!llvm.ptr, !llvm.ptr, i64, i64, i64, !llvm.ptr) -> i1"
@@ -271,7 +290,7 @@ def _topk_values() -> str:
     %free = llvm.or %left, %right : i1
     llvm.cond_br %free, ^find, ^aten
   ^find:
-    {_look_up("^run")}
+    {found}
   ^run:
     {_run("%slot", "%v0", "%n0", "^leave", "^aten")}
   ^aten:

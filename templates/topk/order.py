@@ -18,6 +18,7 @@ from flykernels.lang import Value, constant, f32, i32, maximum_or_nan, minimum, 
 SIGN, ALL = 0x80000000, 0xFFFFFFFF
 MOST_FINITE = {f32: 0xFF7FFFFF, f64: 0xFFEF_FFFF_FFFF_FFFF}  # the greatest key of a finite number
 NOBODY = 0
+ENTRY_BYTES = 8
 SPARE_BITS = {bf16: 16, f16: 13}  # of an f32 that holds such a number: they are 0
 
 
@@ -137,7 +138,12 @@ class Integers(Order):
 
 def entry(key: Value, position: Value) -> Value:
     """Key and position in one number."""
-    return (key.to(u64) << 32) | (position ^ ALL).to(u64)
+    return entry_of(key, position ^ ALL)
+
+
+def entry_of(key: Value, complement: Value) -> Value:
+    """A key and the complement of a position in one number."""
+    return (key.to(u64) << 32) | complement.to(u64)
 
 
 def key_of(entry: Value) -> Value:
