@@ -2,7 +2,7 @@
 
 F.rms_norm and torch.topk are called as a program calls them, with eager operators on and off in turn, round by round,
 in one process. What a case is, is decided before (and forced to ours: the call is measured, whatever would win). Calls
-that fall through are of dtypes or strides that kernels do not take: with eager operators on they go to ATen, after a look.
+that fall through are of types or strides that kernels do not take: with eager operators on they go to ATen after that.
 """
 
 from __future__ import annotations

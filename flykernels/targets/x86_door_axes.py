@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .x86_door import all_of, constants, fill, word
+from collections.abc import Sequence
+
+from .x86_door import all_of, constants, fill, put, word
 
 
 def collapse() -> str:
@@ -46,16 +48,16 @@ def collapsed(result: str, axes: str, first: str, end: str, at: str) -> str:
     return f"\n    {result} = llvm.call @collapse({axes}, {first}, {end}, {at}) : {types}"
 
 
-def dense(sizes: str, strides: str, yes: str, no: str, wanted: str = "", more: str = "") -> str:
-    """^axis(rank, one) and on: whether axes lie as a dense tensor's. To `yes`, where %next is the number of elements, or
-    to `no`.
+def dense(sizes: str, strides: str, yes: str, no: str, wanted: str = "", more: str = "", end: str = "%zero") -> str:
+    """^axis(rank, one) and on: whether the axes from `end` on lie as a dense tensor's. To `yes`, where %next is the
+    number of their elements, or to `no`.
 
     wanted  text that makes %w, the size that axis %i must have; else any will do
     more    conditions on the axis, as `all_of` takes them"""
     conditions = [*(["%s eq %w"] if wanted else []), *([more] if more else [])]
     return f"""
   ^axis(%above: i64, %next: i64):
-    %more = llvm.icmp "sgt" %above, %zero : i64
+    %more = llvm.icmp "sgt" %above, {end} : i64
     llvm.cond_br %more, ^size, {yes}
   ^size:
     %i = llvm.sub %above, %one : i64
@@ -68,3 +70,30 @@ def dense(sizes: str, strides: str, yes: str, no: str, wanted: str = "", more: s
     {all_of("%good", "%lies", *conditions)}
     %next2 = llvm.mul %next, %s : i64
     llvm.cond_br %good, ^axis(%i, %next2 : i64, i64), {no}"""
+
+
+def lay_out(rank: str, source: str, then: str, made: Sequence[tuple[str, str, str]], sizes: str = "") -> str:
+    """Dense tensors of as many axes as another has, whose sizes are at `source`; goes on to block `then`.
+
+    made   for each (size of axis %i, where sizes are put or "", where strides are)
+    sizes  text that makes these sizes of %s, the other's"""
+    kinds, starts = ", ".join(["i64"] * (1 + len(made))), ", ".join(["%one"] * len(made))
+    steps = ", ".join(f"%step{n}: i64" for n in range(len(made)))
+    walk = ""
+    for n, (size, sizes_at, strides_at) in enumerate(made):
+        walk += put(size, sizes_at, "%i") if sizes_at else ""
+        walk += put(f"%step{n}", strides_at, "%i")
+        walk += f"""
+    %some{n} = llvm.intr.umax({size}, %one) : (i64, i64) -> i64
+    %after{n} = llvm.mul %step{n}, %some{n} : i64"""
+    return f"""
+    llvm.br ^axis({rank}, {starts} : {kinds})
+  ^axis(%above: i64, {steps}):
+    %more = llvm.icmp "sgt" %above, %zero : i64
+    llvm.cond_br %more, ^size, {then}
+  ^size:
+    %i = llvm.sub %above, %one : i64
+    {word("%s", source, "%i")}
+    {sizes}
+    {walk}
+    llvm.br ^axis(%i, {", ".join(f"%after{n}" for n in range(len(made)))} : {kinds})"""

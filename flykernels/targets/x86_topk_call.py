@@ -21,7 +21,7 @@ from .x86_door import (
     take,
     word,
 )
-from .x86_door_axes import collapsed
+from .x86_door_axes import collapsed, lay_out
 from .x86_door_axes import dense as dense_axes
 
 VECTOR = 16  # bytes: rows at multiples of it are read with the widest loads
@@ -108,7 +108,8 @@ def rows(gpu: int | None = None) -> str:
     %any = llvm.icmp "ne" %anything, %zero : i64
     %even = llvm.and %even0, %even1 : i1
     %rows = llvm.udiv %count, %width_or_1 : i64
-    llvm.cond_br %any, ^lies, ^describe(%zero, %one, %zero, %one, %zero, %one, %zero : i64, i64, i64, i64, i64, i64, i64)
+    llvm.cond_br %any, ^lies, ^describe(%zero, %one, %zero, %one, %zero, %one, %zero
+        : i64, i64, i64, i64, i64, i64, i64)
   ^lies:
     {ask("%h", "a", "at")}
     {take("%outer_", in_front=0, front_stride=1)}
@@ -201,16 +202,7 @@ def copied() -> str:
     %cpu = llvm.mlir.constant({door.CPU} : i32) : i32
     {take("%call", nd=Word.RANK, dt=Word.TYPE)}
     {take("%call", "!llvm.ptr", sz=Word.SIZES)}
-    llvm.br ^axis(%nd, %one : i64, i64)
-  ^axis(%above: i64, %next: i64):
-    %more = llvm.icmp "sgt" %above, %zero : i64
-    llvm.cond_br %more, ^size, ^make
-  ^size:
-    %i = llvm.sub %above, %one : i64
-    {word("%s", "%sz", "%i")}
-    {put("%next", "%st", "%i")}
-    %next2 = llvm.mul %next, %s : i64
-    llvm.br ^axis(%i, %next2 : i64, i64)
+    {lay_out("%nd", "%sz", "^make", [("%s", "", "%st")])}
   ^make:
     %dt32 = llvm.trunc %dt : i64 to i32
     {fresh("x", "%nd, %sz, %st, %dt32", "%cpu, %cpu", "^no")}

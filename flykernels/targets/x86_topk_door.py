@@ -37,9 +37,8 @@ from .x86_door import (
     served,
     take,
     unwinding,
-    word,
 )
-from .x86_door_axes import collapse
+from .x86_door_axes import collapse, lay_out
 from .x86_topk_call import Answer, Word, copied, dense, rows
 from .x86_topk_gpu import device_of, launch, names, python
 
@@ -158,8 +157,7 @@ def _look_up(found: str) -> str:
 
 
 def _begin() -> str:
-    """The call's arguments off the stack (booleans fill a byte of their word), and the %answer to whether kernels may
-    be asked."""
+    """The call's arguments off the stack (booleans fill a byte of their word); %answer: whether kernels may serve."""
     return f"""
     {take("%stack", "!llvm.ptr", h=0)}
     {take("%stack", k=1, dim=2, largest_=3, sorted_=4)}
@@ -188,6 +186,9 @@ def _run(slot: str, values: str, indices: str, done: str, failed: str) -> str:
 
 
 def _topk(gpu: int | None = None) -> str:
+    chosen = """
+    %is_chosen = llvm.icmp "eq" %i, %at_dim : i64
+    %size = llvm.select %is_chosen, %k, %s : i1, i64"""
     released = "\n    llvm.call @give_back(%copy) : (!llvm.ptr) -> ()" if gpu is None else ""
     copying = """
   ^copy:
@@ -221,20 +222,7 @@ def _topk(gpu: int | None = None) -> str:
   ^results(%who: !llvm.ptr):
     {take("%call", nd=Word.RANK, dt=Word.TYPE, at_dim=Word.DIMENSION)}
     {take("%call", "!llvm.ptr", sz=Word.SIZES)}
-    llvm.br ^axis(%nd, %one : i64, i64)
-  ^axis(%above: i64, %next: i64):
-    %more = llvm.icmp "sgt" %above, %zero : i64
-    llvm.cond_br %more, ^size, ^make
-  ^size:
-    %i = llvm.sub %above, %one : i64
-    {word("%outer", "%sz", "%i")}
-    %chosen = llvm.icmp "eq" %i, %at_dim : i64
-    %s = llvm.select %chosen, %k, %outer : i1, i64
-    {put("%s", "%osz", "%i")}
-    {put("%next", "%ost", "%i")}
-    %step = llvm.intr.umax(%s, %one) : (i64, i64) -> i64
-    %next2 = llvm.mul %next, %step : i64
-    llvm.br ^axis(%i, %next2 : i64, i64)
+    {lay_out("%nd", "%sz", "^make", [("%size", "%osz", "%ost")], chosen)}
   ^make:
     %dt32 = llvm.trunc %dt : i64 to i32
     {take("%call", code_=Word.CODE)}

@@ -94,8 +94,8 @@ def test_nan_of_either_sign_is_greatest():
 @pytest.mark.parametrize("dtype", ["f64", "i64", "i32", "i8"])
 @pytest.mark.parametrize("largest", [True, False])
 def test_doubles_and_integers(dtype, largest):
-    """Keys of 64 bits, and integers whose least one has the key of nobody: short rows, cuts, a sort of the board, rows in
-    parts, and the best at the end."""
+    """Keys of 64 bits, and integers whose least one has the key of nobody: short rows, cuts, a sort of the board, rows
+    in parts, and the best at the end."""
     kind = np.dtype(dtypes.dtype(dtype).torch)
     r = np.random.default_rng(3)
     for width, k in ((7, 7), (128, 6), (4000, 30), (4000, 3000)):
