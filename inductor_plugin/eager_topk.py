@@ -98,23 +98,20 @@ class CpuTopK:
         align, layout = dtype.itemsize if misaligned else WIDE, "any" if anywhere else "last"
         p = TopKProblem(rows, width, k, NAMES[dtype], largest, layout=layout, align=align)
         put = lambda state, **how: self.door.put(width, k, code, state, **how)
-        why = p.why_not(self.device)
-        if why:
-            put(torch_door.ATEN)
+        aten = lambda: put(torch_door.ATEN)
+        if p.why_not(self.device):
+            aten()
             return None
         case = eager_gate.key_for("topk", "topk", case_of(p), self.device)
-        try:
+
+        def serve():
             decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, threads))
             if decided is not None:
                 self._use(p, decided.config, decided.artefact, put, threads)
             elif for_good:
-                put(torch_door.ATEN)
-        except eager_gate.PinnedMiss as e:
-            return str(e)
-        except Exception as e:
-            log.warning("top %d of %d: no kernel (%s: %s); ATen serves it", k, width, type(e).__name__, e)
-            put(torch_door.ATEN)
-        return None
+                aten()
+
+        return eager_gate.settled(f"top {k} of {width}", serve, aten)
 
     def _use(self, p: TopKProblem, config: dict | None, artefact: str | None, put: Callable, threads: int) -> None:
         from flykernels.launch import host

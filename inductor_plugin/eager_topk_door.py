@@ -72,23 +72,21 @@ class DoorTopK:
         align = dtype.itemsize if misaligned else WIDE
         p = TopKProblem(rows, width, k, NAMES[dtype], largest, layout=layout, align=align)
         put = lambda state, **how: self.door.put(width, k, code, state, **how)
+        aten = lambda: put(torch_door.ATEN)
         if p.why_not(self.device):
-            put(torch_door.ATEN)
+            aten()
             return None
         case = eager_gate.key_for("topk", "topk", case_of(p), self.device)
-        try:
+
+        def serve():
             may = not torch.cuda.is_current_stream_capturing()
             decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, number), may)
             if decided is not None:
                 self._use(p, eager_gate.won(decided), decided.artefact, put, number)
             elif for_good:
-                put(torch_door.ATEN)
-        except eager_gate.PinnedMiss as e:
-            return str(e)
-        except Exception as e:
-            log.warning("top %d of %d: no kernel (%s: %s); ATen serves it", k, width, type(e).__name__, e)
-            put(torch_door.ATEN)
-        return None
+                aten()
+
+        return eager_gate.settled(f"top {k} of {width}", serve, aten)
 
     def _use(self, p: TopKProblem, config: dict, artefact: str | None, put: Callable, number: int) -> None:
         won = chosen(p, self.device, config, 1)

@@ -333,3 +333,31 @@ def unwinding(released: str) -> str:
     %exception = llvm.landingpad cleanup : !llvm.struct<(ptr, i32)>
     {released}
     llvm.resume %exception : !llvm.struct<(ptr, i32)>"""
+
+
+def strings(**named: str) -> str:
+    """Globals of a module: C strings, @NAME."""
+    return "".join(
+        f'\n  llvm.mlir.global internal constant @{name}("{text}\\00") {{addr_space = 0 : i32}}'
+        for name, text in named.items()
+    )
+
+
+def pythons(operator: str) -> str:
+    """^python: the operator of Python's that a string names takes over the stack. Strings @overload and @failed are
+    what it is asked for with, and what is said if it fails. Takes %fine."""
+    return f"""
+  ^python:
+    %op = llvm.mlir.addressof @{operator} : !llvm.ptr
+    %over = llvm.mlir.addressof @overload : !llvm.ptr
+    {call("%p0", "aoti_torch_call_dispatcher", "%op: !llvm.ptr, %over: !llvm.ptr, %stack: !llvm.ptr")}
+    %went = llvm.icmp "eq" %p0, %fine : i32
+    llvm.cond_br %went, ^gone, ^lost
+  ^lost:
+    %sorry = llvm.mlir.addressof @failed : !llvm.ptr
+    {say("%sorry", "^gone", "^unwind_only")}
+  ^gone:
+    llvm.return
+  ^unwind_only:
+    %exception2 = llvm.landingpad cleanup : !llvm.struct<(ptr, i32)>
+    llvm.resume %exception2 : !llvm.struct<(ptr, i32)>"""

@@ -16,8 +16,9 @@ from .x86_door import (
     fresh,
     invoke,
     put,
+    pythons,
     room_for_fresh,
-    say,
+    strings,
     take,
     unwinding,
 )
@@ -41,10 +42,7 @@ PYTHONS = "flykernels::_rms_norm_backward"  # the operator of Python's
 
 def names() -> str:
     """Globals that `backward` names."""
-    return f"""
-  llvm.mlir.global internal constant @pythons("{PYTHONS}\\00") {{addr_space = 0 : i32}}
-  llvm.mlir.global internal constant @overload("\\00") {{addr_space = 0 : i32}}
-  llvm.mlir.global internal constant @failed("the gradient of rms_norm failed\\00") {{addr_space = 0 : i32}}"""
+    return strings(overload="", failed="the gradient of rms_norm failed", pythons=PYTHONS)
 
 
 def backward(entry: str, device_type: int, gpu: bool) -> str:
@@ -75,20 +73,7 @@ def backward(entry: str, device_type: int, gpu: bool) -> str:
     {look_up("%align", "%device" if gpu else "%threads", "^results", "^aten" if gpu else "^python", "%what")}
     {_run(gpu)}
     {_atens() if gpu else ""}
-  ^python:
-    %op = llvm.mlir.addressof @pythons : !llvm.ptr
-    %over = llvm.mlir.addressof @overload : !llvm.ptr
-    {call("%p0", "aoti_torch_call_dispatcher", "%op: !llvm.ptr, %over: !llvm.ptr, %stack: !llvm.ptr")}
-    %went = llvm.icmp "eq" %p0, %fine : i32
-    llvm.cond_br %went, ^gone, ^lost
-  ^lost:
-    %sorry = llvm.mlir.addressof @failed : !llvm.ptr
-    {say("%sorry", "^gone", "^unwind_only")}
-  ^gone:
-    llvm.return
-  ^unwind_only:
-    %exception2 = llvm.landingpad cleanup : !llvm.struct<(ptr, i32)>
-    llvm.resume %exception2 : !llvm.struct<(ptr, i32)>
+    {pythons("pythons")}
   ^leave(%out0: !llvm.ptr, %out1: !llvm.ptr):
     {release("leave", *OWNED)}
     {put("%out0", "%stack", 0, "!llvm.ptr")}

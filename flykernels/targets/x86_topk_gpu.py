@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..launch import torch_door as door
 from ..launch.torch_door import TopkGpuWords
-from .x86_door import call, constants, put, room, say, take
+from .x86_door import call, constants, put, pythons, room, strings, take
 from .x86_topk_call import Word
 
 PYTHONS = {"topk": "flykernels::_topk", "topk_values": "flykernels::_topk_values"}  # operators of Python's
@@ -20,11 +20,8 @@ IN_ROWS, APART = FIRST_STRIDE + 3, FIRST_STRIDE + 1 + STRIDES  # arguments of ke
 
 def names() -> str:
     """Globals that `python` names."""
-    text = '\n  llvm.mlir.global internal constant @overload("\\00") {addr_space = 0 : i32}'
-    text += '\n  llvm.mlir.global internal constant @failed("topk failed\\00") {addr_space = 0 : i32}'
-    for entry, name in PYTHONS.items():
-        text += f'\n  llvm.mlir.global internal constant @pythons_{entry}("{name}\\00") {{addr_space = 0 : i32}}'
-    return text
+    named = {f"pythons_{entry}": name for entry, name in PYTHONS.items()}
+    return strings(overload="", failed="topk failed", **named)
 
 
 def device_of(result: str, code: str) -> str:
@@ -42,21 +39,7 @@ def python(entry: str, ours: str) -> str:
     {take("%slot", "!llvm.ptr", kernel=TopkGpuWords.FUNCTION)}
     %named = llvm.icmp "ne" %kernel, %null : !llvm.ptr
     llvm.cond_br %named, {ours}, ^python
-  ^python:
-    %op = llvm.mlir.addressof @pythons_{entry} : !llvm.ptr
-    %over = llvm.mlir.addressof @overload : !llvm.ptr
-    %well = llvm.mlir.constant(0 : i32) : i32
-    {call("%p0", "aoti_torch_call_dispatcher", "%op: !llvm.ptr, %over: !llvm.ptr, %stack: !llvm.ptr")}
-    %went = llvm.icmp "eq" %p0, %well : i32
-    llvm.cond_br %went, ^gone, ^lost
-  ^lost:
-    %sorry = llvm.mlir.addressof @failed : !llvm.ptr
-    {say("%sorry", "^gone", "^unwind_only")}
-  ^gone:
-    llvm.return
-  ^unwind_only:
-    %exception2 = llvm.landingpad cleanup : !llvm.struct<(ptr, i32)>
-    llvm.resume %exception2 : !llvm.struct<(ptr, i32)>"""
+    {pythons(f"pythons_{entry}")}"""
 
 
 def launch() -> str:
