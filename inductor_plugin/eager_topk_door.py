@@ -122,8 +122,9 @@ class DoorTopK:
         with torch.cuda.device(number), torch.no_grad():
             x = torch.randn(p.rows * p.width + off, device="cuda").to(dtype)[off:].view(shape)
             hard = torch.zeros(p.rows * p.width + off, device="cuda", dtype=dtype)[off:].view(shape)
-            candidates = []
-            for c in configurations(p, target).kept:
+            candidates, kept = [], configurations(p, target).kept
+            eager_code.build_ahead("topk", [(p, c.config.key()) for c in kept], target.name)
+            for c in kept:
 
                 def make(config=c.config):
                     codes = eager_code.codes_for("topk", p, config.key(), target.name)
