@@ -113,11 +113,10 @@ class GpuRMSNorm:
             draw = lambda: torch.randn(rows * width + off, device="cuda").to(kind)[off:].view(rows, width)
             x = draw()
             weight = None if p.weight_dtype == "none" else torch.randn(width, device="cuda").to(TYPES[p.weight_dtype])
-            candidates = []
-            for c in configurations(p, target).kept:
-                config = c.config.key()
-                if config.get("slices", 1) > 1:
-                    continue
+            candidates, kept = [], [c.config.key() for c in configurations(p, target).kept]
+            kept = [config for config in kept if config.get("slices", 1) == 1]
+            eager_code.build_ahead("rms_norm", [(p, config) for config in kept], target.name)
+            for config in kept:
 
                 def make(config=config):
                     codes = eager_code.codes_for("rms_norm", p, config, target.name)

@@ -122,8 +122,9 @@ class DoorTopK:
         with torch.cuda.device(number), torch.no_grad():
             x = torch.randn(p.rows * p.width + off, device="cuda").to(dtype)[off:].view(shape)
             hard = torch.zeros(p.rows * p.width + off, device="cuda", dtype=dtype)[off:].view(shape)
-            candidates = []
-            for c in configurations(p, target).kept:
+            candidates, kept = [], configurations(p, target).kept
+            eager_code.build_ahead("topk", [(p, c.config.key()) for c in kept], target.name)
+            for c in kept:
 
                 def make(config=c.config):
                     codes = eager_code.codes_for("topk", p, config.key(), target.name)
@@ -172,7 +173,7 @@ def _door(device: Device, resolve: Callable) -> Any:
     for name in LIBRARIES:
         try:
             library = libtorch(name)
-            found = [address_of(getattr(library, symbol)) for symbol in wanted]
+            stream, functional, out = (address_of(getattr(library, symbol)) for symbol in wanted)
             break
         except (LaunchError, AttributeError):
             continue
@@ -181,4 +182,4 @@ def _door(device: Device, resolve: Callable) -> Any:
     driver, function = LAUNCH[device.target]
     launch = address_of(getattr(ctypes.CDLL(driver), function))
     code = eager_code.door("topk", "x86_topk_door", DEVICE_TYPE["CUDA"], function="build_gpu")
-    return GpuTopkDoor(code, resolve, "CUDA", launch, *found)
+    return GpuTopkDoor(code, resolve, "CUDA", launch, stream, functional, out)

@@ -60,9 +60,8 @@ def rows(gpu: int | None = None) -> str:
 
     gpu: a device type by its number; there kernels take fewer types, and nothing is copied. None: the CPU."""
     types = door.LOG2_BYTES if gpu is None else door.FLOATS
-    asked, here = ("nd", "dt", "sz", "st"), ()
-    if gpu is not None:
-        asked, here = (*asked, "dev", "kind"), ("%xkind eq %kind",)
+    asked = ["nd", "dt", "sz", "st", *(["dev", "kind"] if gpu is not None else [])]
+    here = ["%xkind eq %kind"] if gpu is not None else []
     of_a_copy = """^describe(%zero, %dense_front, %dense_stride, %behind_d, %one, %behind_d, %one
         : i64, i64, i64, i64, i64, i64, i64)"""
     return f"""
@@ -233,9 +232,8 @@ def copied() -> str:
 def dense(gpu: int | None = None) -> str:
     """dense(handle, call, k, scalar type, log2 of an element's bytes, at): 1 if the tensor is a dense result of the
     call on x's device, apart from x in memory; at = {first byte, byte after the last}."""
-    asked, here = ("nd", "dt", "sz", "st", "kind"), ()
-    if gpu is not None:
-        asked, here = (*asked, "dev"), ("%rdev eq %number",)
+    asked = ["nd", "dt", "sz", "st", "kind", *(["dev"] if gpu is not None else [])]
+    here = ["%rdev eq %number"] if gpu is not None else []
     wanted = f"""
     {word("%outer", "%wanted", "%i")}
     %chosen = llvm.icmp "eq" %i, %dim : i64

@@ -55,8 +55,8 @@ def build() -> CodeObject:
 def build_gpu(device_type: int) -> CodeObject:
     """The same for a GPU's tensors, of a device type by DeviceType's number (c10/core/DeviceType.h), and kernels that
     x86_topk_gpu.py can launch."""
-    functions = (names(), collapse(), rows(device_type), find(), launch(), dense(device_type))
-    functions = (*functions, _topk(device_type), _topk_values(device_type))
+    functions = [names(), collapse(), rows(device_type), find(), launch(), dense(device_type)]
+    functions += [_topk(device_type), _topk_values(device_type)]
     return compile_door("topk", module("topk", *functions), ENTRIES[0])
 
 

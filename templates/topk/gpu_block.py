@@ -126,7 +126,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
                 def _(left):
                     i = trailing_zeros(left)
                     at = places[0] + (i // vector * threads * vector + i % vector)
-                    key = order.key(picked(vectors, i) if vector > 1 and len(held) > 1 else x.read(at).to(f32))
+                    again = vector == 1 or len(held) == 1 or k.target.rereads  # or out of registers
+                    key = order.key(x.read(at).to(f32) if again else picked(vectors, i))
                     shared.board.add(entry(key, at), reaches(key, at ^ ALL, limit, position))
                     return left & (left - 1)
 

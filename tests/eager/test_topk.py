@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flykernels.launch import torch_door
-from inductor_plugin import eager
+from inductor_plugin import eager, eager_gate, eager_topk
 
 from .conftest import both
 
@@ -203,6 +203,18 @@ def test_adversarial_data(on, data):
     }  # fmt: skip
     for k in (1, 64, 1000):
         assert_topk(made[data].repeat(2, 1), k)
+
+
+def test_a_row_with_nans_is_judged_by_the_stable_sort():
+    """As ATen's GPU kernels order NaNs of both signs one way or the other (pytorch#117617), they are no measure."""
+    x = torch.tensor([[1.0, -torch.nan, torch.nan, 2.0]])
+    values, indices = expected(torch.where(x.isnan(), torch.nan, x), 4)
+    theirs = torch.tensor([[torch.nan, 2.0, 1.0, -torch.nan]])
+    eager_topk.check((values, indices), x, 4, -1, True, (theirs, None))
+    for wrong in ([[2, 1, 3, 0]], [[1, 2, 0, 3]]):  # of equals the second first; a lesser one first
+        wrong = torch.tensor(wrong)
+        with pytest.raises(eager_gate.Wrong):
+            eager_topk.check((x.gather(1, wrong), wrong), x, 4, -1, True, (theirs, None))
 
 
 def test_rows_far_apart(on):
