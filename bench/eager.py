@@ -79,6 +79,7 @@ def _calls(device: str) -> list[tuple[str, Callable, bool]]:
     trained, read = weight.clone().requires_grad_(), x.clone().requires_grad_()
     dy, wide, numbers = torch.randn_like(x), x.double(), torch.arange(128, device=device)
     uneven = torch.randn(4, 5, 32, device=device)[:, :3]
+    turned = torch.empty(6, 16, device=device).t(), torch.empty(6, 16, dtype=torch.int64, device=device).t()
     on_cpu = device == "cpu"
 
     def inference():
@@ -97,7 +98,9 @@ def _calls(device: str) -> list[tuple[str, Callable, bool]]:
         ("rms_norm 1x1024 f64", lambda: F.rms_norm(wide, (1024,)), False),
         ("topk 128 k=6 int64", lambda: torch.topk(numbers, 6), on_cpu),
         ("topk 128 k=6 f64", lambda: torch.topk(wide[0, :128], 6), on_cpu),
-        ("topk 4x3x32 k=6 f32, rows not evenly spaced", lambda: torch.topk(uneven, 6), False),
+        ("topk 4x3x32 k=6 f32, rows not evenly spaced", lambda: torch.topk(uneven, 6), on_cpu),
+        ("topk 1x128 k=0 f32", lambda: torch.topk(few, 0), on_cpu),
+        ("topk 16x128 k=6 f32, out= transposed", lambda: torch.topk(more, 6, out=turned), False),
     ]
 
 

@@ -9,7 +9,7 @@ from .x86_door import all_of, constants, fill, put, word
 
 def collapse() -> str:
     """collapse(sizes, strides, first, end, at): 1 if these axes are evenly spaced, as one axis is; at = {elements,
-    stride, or 0 of one element}."""
+    stride, or 0 of one element, the first of the last axes that are}."""
     return f"""
   llvm.func internal @collapse(%sz: !llvm.ptr, %st: !llvm.ptr, %first: i64, %end: i64, %at: !llvm.ptr) -> i1 {{
     {constants(zero=0, one=1)}
@@ -33,10 +33,11 @@ def collapse() -> str:
     %count2 = llvm.mul %count, %s : i64
     llvm.cond_br %c, ^axis(%i, %count2, %stride2, %next2 : i64, i64, i64, i64), ^no
   ^all:
-    {fill("%at", {0: "%count", 1: "%stride"})}
+    {fill("%at", {0: "%count", 1: "%stride", 2: "%above"})}
     %yes = llvm.mlir.constant(true) : i1
     llvm.return %yes : i1
   ^no:
+    {fill("%at", {0: "%count", 1: "%stride", 2: "%above"})}
     %false = llvm.mlir.constant(false) : i1
     llvm.return %false : i1
   }}"""

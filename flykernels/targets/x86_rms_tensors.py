@@ -41,8 +41,8 @@ def rows() -> str:
     {room_to_ask("x", "nd", "dt", "sz", "st", "dev")}
     {room_to_ask("a", "at")}
     {room("n_", "item_")}
-    {constants(zero=0, one=1, two=2, rank_most=door.DIMENSIONS_MOST)}
-    %outer_ = llvm.alloca %two x i64 : (i64) -> !llvm.ptr
+    {constants(zero=0, one=1, three=3, rank_most=door.DIMENSIONS_MOST)}
+    %outer_ = llvm.alloca %three x i64 : (i64) -> !llvm.ptr
     {ask("%h", "x", "nd", "dt", "sz", "st", "dev")}
     {call("%r5", "torch_list_size", "%list: !llvm.ptr, %n_: !llvm.ptr")}
     {element("x", "%xdt", door.FLOATS)}

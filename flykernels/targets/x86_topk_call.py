@@ -39,12 +39,14 @@ class Word(enum.IntEnum):
     SIZES = 6  # address
     TYPE = 7  # ScalarType's number
     DIMENSION = 8
-    INNER = 9  # rows of the inner axes
+    INNER = 9  # rows of the inner axes; or, of rows at two distances, the last of the outer axes
     ALONG = 10  # stride along the row
     INNER_STRIDE = 11
     SPAN = 12  # elements from x's first to its last
     SHIFT = 13  # log2 of an element's bytes
-    UNEVEN = 14  # 1: rows lie at several distances, and all the above speaks of the dense copy to be made
+    OUT_ALONG = 14  # strides of dense results
+    OUT_INNER = 15
+    UNEVEN = 16  # 1: rows lie at more than two distances, and all the above speaks of the dense copy to be made
 
 
 class Answer(enum.IntEnum):
@@ -62,17 +64,16 @@ def rows(gpu: int | None = None) -> str:
     types = door.LOG2_BYTES if gpu is None else door.FLOATS
     asked = ["nd", "dt", "sz", "st", *(["dev", "kind"] if gpu is not None else [])]
     here = ["%xkind eq %kind"] if gpu is not None else []
-    of_a_copy = """^describe(%zero, %dense_front, %dense_stride, %behind_d, %one, %behind_d, %one
-        : i64, i64, i64, i64, i64, i64, i64)"""
     return f"""
   llvm.func internal @rows(%h: !llvm.ptr, %k: i64, %dim: i64, %largest: i64, %call: !llvm.ptr) -> i64 {{
     {room_to_ask("x", *asked)}
     {room_to_ask("a", "at")}
     {room("threads_")}
-    {constants(zero=0, one=1, two=2, sixtyfour=64, low=VECTOR - 1, kind=gpu or 0)}
+    {constants(zero=0, one=1, three=3, sixtyfour=64, low=VECTOR - 1, kind=gpu or 0)}
     {constants(most=door.ELEMENTS_MOST, rank_most=door.DIMENSIONS_MOST)}
-    %outer_ = llvm.alloca %two x i64 : (i64) -> !llvm.ptr
-    %inner_ = llvm.alloca %two x i64 : (i64) -> !llvm.ptr
+    %outer_ = llvm.alloca %three x i64 : (i64) -> !llvm.ptr
+    %inner_ = llvm.alloca %three x i64 : (i64) -> !llvm.ptr
+    %front_ = llvm.alloca %three x i64 : (i64) -> !llvm.ptr
     {ask("%h", "x", *asked)}
     {element("x", "%xdt", types)}
     %back = llvm.icmp "slt" %dim, %zero : i64
@@ -108,26 +109,30 @@ def rows(gpu: int | None = None) -> str:
     %any = llvm.icmp "ne" %anything, %zero : i64
     %even = llvm.and %even0, %even1 : i1
     %rows = llvm.udiv %count, %width_or_1 : i64
-    llvm.cond_br %any, ^lies, ^describe(%zero, %one, %zero, %one, %zero, %one, %zero
-        : i64, i64, i64, i64, i64, i64, i64)
+    llvm.cond_br %any, ^lies, ^describe(%zero, %one, %zero, %one, %zero, %one, %zero, %zero
+        : i64, i64, i64, i64, i64, i64, i64, i64)
   ^lies:
     {ask("%h", "a", "at")}
     {take("%outer_", in_front=0, front_stride=1)}
     {take("%inner_", behind_=0, behind_stride=1)}
     %dense_front = llvm.udiv %rows, %behind_d : i64
     %dense_stride = llvm.mul %width, %behind_d : i64
-    llvm.cond_br %even, ^describe(%aat, %in_front, %front_stride, %behind_, %behind_stride, %along_x, %zero
-        : i64, i64, i64, i64, i64, i64, i64),
-      {of_a_copy if gpu is None else "^no"}
+    llvm.cond_br %even, ^describe(%aat, %in_front, %front_stride, %behind_, %behind_stride, %along_x, %zero, %zero
+        : i64, i64, i64, i64, i64, i64, i64, i64),
+      {"^uneven" if gpu is None else "^no"}
+    {_at_two_distances() if gpu is None else ""}
   ^describe(%address: i64, %outer_rows: i64, %outer_stride: i64, %inner_rows: i64, %inner_stride: i64, %along: i64,
-            %uneven: i64):
+            %two: i64, %uneven: i64):
+    %is_two = llvm.icmp "ne" %two, %zero : i64
+    %out_along = llvm.select %is_two, %one, %inner_rows : i1, i64
+    %out_inner = llvm.select %is_two, %k, %one : i1, i64
     {_distances()}
     {_code(gpu is not None)}
     {fill("%call", {
         Word.ADDRESS: "%address", Word.ROWS: "%rows", Word.WIDTH: "%width", Word.STRIDE: "%stride", Word.CODE: "%code",
         Word.RANK: "%xnd", Word.SIZES: "%xsz: !llvm.ptr", Word.TYPE: "%xdt", Word.DIMENSION: "%d",
         Word.INNER: "%inner_rows", Word.ALONG: "%along", Word.INNER_STRIDE: "%inner_stride", Word.SPAN: "%span",
-        Word.SHIFT: "%xshift", Word.UNEVEN: "%uneven",
+        Word.SHIFT: "%xshift", Word.OUT_ALONG: "%out_along", Word.OUT_INNER: "%out_inner", Word.UNEVEN: "%uneven",
     })}
     {constants(kernels=Answer.KERNELS, nothing=Answer.NOTHING)}
     %answer = llvm.select %any, %kernels, %nothing : i1, i64
@@ -136,6 +141,21 @@ def rows(gpu: int | None = None) -> str:
     {constants(atens=Answer.ATENS)}
     llvm.return %atens : i64
   }}"""  # fmt: skip
+
+
+def _at_two_distances() -> str:
+    """^uneven: rows of neighbours in two groups of axes, each evenly spaced; of others a dense copy is described."""
+    return f"""
+  ^uneven:
+    {take("%outer_", group=2)}
+    {collapsed("%even2", "%xsz, %xst", "%zero", "%group", "%front_")}
+    {take("%front_", groups=0, groups_stride=1)}
+    {all_of("%are_two", "%even2", "%behind_d eq %one")}
+    llvm.cond_br %are_two,
+      ^describe(%aat, %groups, %groups_stride, %in_front, %front_stride, %along_x, %one, %zero
+        : i64, i64, i64, i64, i64, i64, i64, i64),
+      ^describe(%zero, %dense_front, %dense_stride, %behind_d, %one, %behind_d, %zero, %one
+        : i64, i64, i64, i64, i64, i64, i64, i64)"""
 
 
 def _distances() -> str:

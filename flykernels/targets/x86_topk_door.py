@@ -10,9 +10,9 @@ elements takes is less than a function registered from Python costs by itself.
 
 A call is looked up in a table of slots, by width, k and what `code_of` packs. The slot says who serves it: a kernel,
 called right here, or ATen. What no slot knows is asked of `resolve` (Python) once. Kernels want rows one distance apart
-on either side of the dimension; of others a dense copy is made, on the CPU. Everything else, errors too, is
-`at::cpu::topk`'s or `at::cuda::topk`'s. C++ exceptions of ATen pass through; the handles that the stack owned are given
-back on each way out.
+on either side of the dimension, or, on the CPU, at two distances before it; there of others a dense copy is made.
+Everything else, errors too, is `at::cpu::topk`'s or `at::cuda::topk`'s. C++ exceptions of ATen pass through; the
+handles that the stack owned are given back on each way out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _launch() -> str:
     last, anywhere = f"({pointers}, i32, i32, i32, i64, i64, i64", f"({pointers}, i32, i32, i32, i32, {apart}"
     first = "%x, %values, %indices, %rows32, %width32, %k32"
     in_rows = f"{first}, %stride, %k, %k"
-    out = "%out_outer, %inner_rows, %one"
+    out = "%out_outer, %out_along, %out_inner"
     with_strides = f"{first}, %inner32, %stride, %along, %inner, {out}, {out}"
     return f"""
   llvm.func internal @memory(%bytes: i64) -> !llvm.ptr {{
@@ -95,6 +95,7 @@ def _launch() -> str:
     {take("%call", "!llvm.ptr", x=Word.ADDRESS)}
     {take("%call", rows=Word.ROWS, width=Word.WIDTH, stride=Word.STRIDE, code=Word.CODE)}
     {take("%call", inner_rows=Word.INNER, along=Word.ALONG, inner=Word.INNER_STRIDE)}
+    {take("%call", out_along=Word.OUT_ALONG, out_inner=Word.OUT_INNER)}
     {take("%slot", "!llvm.ptr", kernel=TopkWords.KERNEL)}
     {take("%slot", most=TopkWords.THREADS, parts=TopkWords.PARTS)}
     {take("%slot", row_workspace=TopkWords.WORKSPACE, private=TopkWords.PRIVATE)}
