@@ -109,7 +109,7 @@ class GpuRMSNorm:
         target = getattr(targets, self.device.target)
         width, rows, kind = p.width or 1, p.rows_hint, TYPES[p.dtype]
         off = 0 if p.align >= WIDE else p.align // kind.itemsize
-        with torch.cuda.device(number), torch.no_grad():
+        with torch.cuda.device(number), torch.no_grad(), torch.random.fork_rng(devices=[number]):
             draw = lambda: torch.randn(rows * width + off, device="cuda").to(kind)[off:].view(rows, width)
             x = draw()
             weight = None if p.weight_dtype == "none" else torch.randn(width, device="cuda").to(TYPES[p.weight_dtype])

@@ -117,11 +117,9 @@ class DoorTopK:
 
         target = getattr(targets, self.device.target)
         dtype = next(t for t, name in NAMES.items() if name == p.dtype)
-        dim, shape = (-1, (p.rows, p.width)) if p.layout == "last" else (0, (p.width, p.rows))
-        off = 0 if p.align >= WIDE or p.layout == "any" else 1
-        with torch.cuda.device(number), torch.no_grad():
-            x = torch.randn(p.rows * p.width + off, device="cuda").to(dtype)[off:].view(shape)
-            hard = torch.zeros(p.rows * p.width + off, device="cuda", dtype=dtype)[off:].view(shape)
+        with torch.cuda.device(number), torch.no_grad(), torch.random.fork_rng(devices=[number]):
+            x, dim = as_called(p, lambda n: torch.randn(n, device="cuda", dtype=dtype))
+            hard = as_called(p, lambda n: torch.zeros(n, device="cuda", dtype=dtype))[0] if p.k > HARD_FROM else None
             candidates, kept = [], configurations(p, target).kept
             eager_code.build_ahead("topk", [(p, c.config.key()) for c in kept], target.name)
             for c in kept:
@@ -136,7 +134,7 @@ class DoorTopK:
                 candidates.append(make)
 
             def run():
-                if p.k > HARD_FROM:  # equal elements cost more where k is large: they count as much as others
+                if hard is not None:  # equal elements cost more where k is large: they count as much as others
                     torch.topk(hard, p.k, dim, p.largest, True)
                 return torch.topk(x, p.k, dim, p.largest, True)
 
@@ -150,6 +148,16 @@ class DoorTopK:
     def forget(self) -> None:
         self.door.forget()
         self.topk.forget()
+
+
+def as_called(p: TopKProblem, make: Callable[[int], Any]) -> tuple[Any, int]:
+    """(x, dimension) of a call that the door takes for this problem: of its slot. make(n): n numbers."""
+    if p.layout == "any":
+        beside = max(2, p.rows)  # what lies between a row's elements
+        return make(p.width * beside).view(p.width, beside)[:, : p.rows], 0
+    unit = max(1, p.align // p.element.bytes) if p.align >= WIDE else 1
+    step, off = -(-p.width // unit) * unit if p.rows > 1 else p.width, 0 if p.align >= WIDE else 1
+    return make(p.rows * step + off)[off:].view(p.rows, step)[:, : p.width], -1
 
 
 def rows_together(codes: Iterable[Any], config: TopKConfig, p: TopKProblem) -> int | None:

@@ -384,8 +384,10 @@ def test_add_rms_norm(on):
 def test_a_case_is_measured_for_real():
     """No choice forced: the entry holds ATen's time and ours, and the call gives the same either way."""
     x, w = torch.randn(2048, 4096, device="cuda").bfloat16(), torch.randn(4096, device="cuda").bfloat16()
+    random = torch.cuda.get_rng_state()
     with eager.enabled(["cuda"]):
         y, (values, indices) = F.rms_norm(x, (4096,), w, 1e-5), torch.topk(x, 8)
         assert counters["benchmarks"] > 0
+    assert torch.equal(random, torch.cuda.get_rng_state()), "measuring draws from the user's random numbers"
     assert_norm(y, x, w)
     assert torch.equal(values, torch.topk(x, 8).values) and torch.equal(x.gather(1, indices), values)

@@ -308,3 +308,20 @@ def test_which_kernels_the_door_launches(rows, width, k):
     found = eager_topk_door.rows_together([build(p, config, gfx950)], config, p)
     lanes = config.lanes if config.family in ("rows", "rounds") else config.workgroup_size
     assert found == (None if config.split else config.workgroup_size // lanes)
+
+
+@pytest.mark.parametrize("p", [
+    TopKProblem(1, 128, 6), TopKProblem(5, 128, 6), TopKProblem(5, 127, 6), TopKProblem(1, 127, 6, align=4),
+    TopKProblem(5, 127, 6, "f16", False, align=2), TopKProblem(1, 40, 3, layout="any", align=4),
+    TopKProblem(6, 40, 3, layout="any", align=4),
+])  # fmt: skip
+def test_what_is_measured_is_what_is_called(driver, p):
+    """A case is measured by calls that look up the very slot that it is decided for."""
+    kind = {"f32": torch.float32, "f16": torch.float16}[p.dtype]
+    x, dim = eager_topk_door.as_called(p, lambda n: torch.zeros(n, dtype=kind))
+    assert x.shape[dim] == p.width and x.numel() == p.width * p.rows
+    torch.topk(x, p.k, dim, p.largest)
+    (width, k, code, rows), largest = driver.asked[0], torch_door.LARGEST_BIT
+    assert (width, k, rows, bool(code >> largest & 1)) == (p.width, p.k, p.rows, p.largest)
+    assert bool(code >> torch_door.ANY_BIT & 1) == (p.layout == "any")
+    assert bool(code >> torch_door.MISALIGNED_BIT & 1) == (p.align < 16)
