@@ -337,7 +337,9 @@ PLAIN_VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(
-    st.dictionaries(st.text(max_size=5), PLAIN_VALUES | st.floats(allow_nan=False) | st.lists(PLAIN_VALUES, max_size=2)),
+    st.dictionaries(
+        st.text(max_size=5), PLAIN_VALUES | st.floats(allow_nan=False) | st.lists(PLAIN_VALUES, max_size=2)
+    ),
     st.dictionaries(st.text(max_size=5), PLAIN_VALUES),
 )
 def test_an_address_is_that_of_the_canonical_key_whatever_writes_it(problem, target):
