@@ -6,6 +6,7 @@ what is likely to be wanted. Candidates are compiled in processes of their own (
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import resource
@@ -32,6 +33,7 @@ from . import settings
 from .devices import DEVICES
 from .kernels import Spec
 from .measuring import Measuring, Unit
+from .measuring_gpus import GpuMeasuring, gpus_of
 from .wanted import Problem, runs_here
 
 FAILURES_SHOWN = 5
@@ -235,7 +237,7 @@ def _products(
     with pool:
         work = Run(problems, settings.store(), pool, budget)
         measuring = _measuring(asked, pool, work, compile_only)
-        with work.searchers:
+        with work.searchers, contextlib.closing(measuring):
             if dry_run:
                 return _plan(work, measuring, asked.described, console)
             _shown(work, measuring, _steps(work, measuring), console)
@@ -253,6 +255,10 @@ def _measuring(asked: Asked, pool: Workers, work: Run, compile_only: bool) -> Me
     else:
         local = {t for t, held in asked.described.items() if runs_here(t, held)}
         units = [u for u in asked.units if u.target in local]
+        for target in local if len(units) > 1 else ():
+            gpus = gpus_of(target, asked.described[target])
+            if len(gpus) > 1:
+                return GpuMeasuring(target, gpus, units, work.store, asked.described, work.deadline)
     return Measuring(units, work.store, asked.described, work.deadline)
 
 

@@ -55,7 +55,7 @@ def _same(program: lowering.Program) -> lowering.Program:
 
 
 def _program(problem: Problem) -> Callable[[], lowering.Program]:
-    return lambda: program_of(problem)
+    return functools.partial(program_of, problem)
 
 
 def _from_record(path: Path, targets: Sequence[str]) -> Asked:
