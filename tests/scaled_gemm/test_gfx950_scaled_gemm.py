@@ -65,6 +65,13 @@ def test_interleaved_with_an_odd_number_of_k_tiles(schedule):
     run(ScaledGemmProblem(n=128, k=128 * 7, b_dtype=F4), cfg, 128)
 
 
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+def test_interleaved_with_a_scale_for_a_matrix_or_a_row(scaling):
+    """Each part of a tile has the scales of its own rows and columns."""
+    cfg = ScaledConfig(128, 128, 128, 2, (2, 2), schedule="four")
+    run(ScaledGemmProblem(n=136, k=128 * 3, scaling=scaling, bias="row"), cfg, 140)
+
+
 @pytest.mark.parametrize(("kind", "schedule", "more"), [
     (F8, "four", 32), (F8, "eight", 96), (F4, "four", 64), (F4, "eight", 224), (F4, "four", 128),
 ])  # fmt: skip
