@@ -218,7 +218,7 @@ def bind(code: Any, spec: Any) -> Callable:
     else:
         from flykernels.launch.current import Launcher
 
-        launch, fits = Launcher(code), lambda *x: _lies_as_built(*x) and _aligned(*x) and not _repeats(*x)
+        launch, fits = Launcher(code), lambda *x: _lies_as_built(*x) and _aligned(*x) and not _overlap(*x)
     fallback, width = aten(p), p.row_bytes("a")
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, *rest: Any, out: Any) -> Any:
@@ -255,9 +255,11 @@ def _aligned(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, o
     )  # fmt: skip
 
 
-def _repeats(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any) -> bool:
-    """Whether rows lie in each other's place, which no tensor map describes."""
-    return any(x.stride(axis) == 0 and x.shape[axis] > 1 for x, axis in ((a, 0), (b, 1), (out, 0)))
+def _overlap(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any) -> bool:
+    """Whether rows lie in each other's place: no tensor map describes that, and gfx950's loads take what follows the
+    last row's beginning by a whole row's distance for part of it."""
+    lines = ((a, 0), (b, 1), (out, 0))
+    return any(x.shape[axis] > 1 and x.stride(axis) < x.shape[1 - axis] for x, axis in lines)
 
 
 # -- shapes of results: torch counts the scales of MX blocks as if they were swizzled (pytorch #172627)

@@ -290,11 +290,11 @@ def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, Value, Value]:
     return scale_of(wide, p.output_type, p.round_up)
 
 
-def shared(k: Kernel, size: Value, distance: int) -> Value:
-    """Element by element the largest among the SHARE lanes that are `distance` apart; 32 bits are exchanged at once."""
+def shared(k: Kernel, size: Value, distance: int, lanes: int = SHARE) -> Value:
+    """Element by element the largest among `lanes` lanes that are `distance` apart; 32 bits are exchanged at once."""
     kind, each = size.dtype, words_of(size)
     as_before = lambda w: w.bitcast(kind, 32 // kind.bits)
-    for step in (distance << i for i in range(SHARE.bit_length() - 1)):
+    for step in (distance << i for i in range(lanes.bit_length() - 1)):
         pairs = [k.target.exchange(k, w, step) for w in each]
         each = [maximum(as_before(a), as_before(b)).bitcast(i32) for a, b in pairs]
     return vector_of(each).bitcast(kind, size.width)
