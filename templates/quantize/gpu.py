@@ -55,6 +55,10 @@ class GpuConfig:
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
 
+    def __str__(self) -> str:
+        more = f", strips of {self.strip}{' ahead' if self.ahead else ''}" if self.strip > 1 else ""
+        return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}"
+
     @property
     def workgroup_size(self) -> int:
         return self.lanes * self.waves[0] * self.waves[1]
@@ -92,10 +96,6 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
         beside = 2 if p.input_type == f32 else 3  # twice the registers hold X
         if not p.rows:
             return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=beside)
-        if p.input_type == bf16 and p.per_byte == 2:
-            return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=2, strip=8, ahead=True)
-        if p.input_type == bf16:
-            return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2, ahead=True)
         return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
     if p.columns:  # codes of a column's rows fill a line
         return GpuConfig((SHARE * p.per_byte, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)

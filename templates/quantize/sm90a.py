@@ -51,6 +51,9 @@ class RingConfig:
 
     workgroup_size = 2 * ROLE + WARP
 
+    def __str__(self) -> str:
+        return f"ring of {self.stages}, pieces of {self.down}x{self.along} tiles, {self.beside} beside"
+
     def key(self) -> dict:
         """Readable JSON form."""
         return asdict(self)
@@ -65,6 +68,11 @@ def why_not(p: QuantizeProblem) -> str | None:
     if p.align_x < tma.TMA_ALIGNMENT:
         return f"X is aligned to {p.align_x} bytes; TMA needs {tma.TMA_ALIGNMENT}"
     return None
+
+
+def default(p: QuantizeProblem) -> RingConfig:
+    """The fastest of those that `python -m bench quantize --device cuda --sweep` has measured."""
+    return RingConfig() if p.per_byte == 1 else RingConfig(down=2, stages=2)
 
 
 class Tiles:
@@ -234,7 +242,9 @@ def encode_rows(t: Tiles, walk: Walk, given: dict) -> None:
     each = EACH // t.per  # words of codes a thread
     half = p.input_type.bytes * EACH // 2 // i32.bytes * (i32.bytes // p.input_type.bytes)
     threads = (Mode(across, 1, EACH), Mode(rows, 0, 1), OTHER)
-    read = ThreadValues((RUN * rows, t.width), threads, Mode(half, 1, 1), (Mode(EACH // half, 1, half), Mode(RUN, 0, rows)))
+    read = ThreadValues(
+        (RUN * rows, t.width), threads, Mode(half, 1, 1), (Mode(EACH // half, 1, half), Mode(RUN, 0, rows))
+    )
     put = ThreadValues(
         (t.band, LINE // i32.bytes), (Mode(across, 1, each), *threads[1:]), Mode(each, 1, 1), (Mode(RUN, 0, rows),)
     )
@@ -257,7 +267,9 @@ def encode_rows(t: Tiles, walk: Walk, given: dict) -> None:
                 found = [words(v, factor[r], p.output_type) for v in row]
                 found = [f[i] & mask[r].to(i32) for f in found for i in range(f.width)]
                 shelf.store(k, put.shifted(first, part * across * each), (r,), vector_of(found))
-            store(k, one.shifted(first, 0), board.at(0, number * (t.width // BLOCK)), [byte[r].to(u8) for r in range(RUN)])
+            store(
+                k, one.shifted(first, 0), board.at(0, number * (t.width // BLOCK)), [byte[r].to(u8) for r in range(RUN)]
+            )
 
     def piece(at, bands, groups, carried):
         @k.loop(0, bands, carry=carried)
