@@ -6,15 +6,18 @@ bytes (X once, every result once) a second stand beside those of torch's copy of
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from multiprocessing import get_context
 
 import torch
 
 from bench.common import Report, geomean, parser
+from flykernels.codeobject import CodeObject
 from flykernels.microscaling import BLOCK, FORMATS
 from flykernels.targets import sm90a, x86
 from templates.quantize.arguments import outputs, shapes
@@ -43,9 +46,6 @@ def main(argv: list[str]) -> int:
     options.add_argument("--format", choices=FORMAT_NAMES, nargs="*", default=FORMAT_NAMES)
     options = options.parse_args(argv)
     return (on_cpu if options.device == "cpu" else on_gpu)(options)
-
-
-built = cache(build)
 
 
 # -- the torch expression
@@ -159,6 +159,17 @@ def configurations(p: QuantizeProblem, all_of_them: bool) -> list[GpuConfig | Ri
     return [GpuConfig((a, b), 1, 32, held, beside) for a, b, held, beside in cuts]
 
 
+def in_processes(work: list[tuple[QuantizeProblem, GpuConfig | RingConfig]]) -> dict[tuple, CodeObject]:
+    """Each one's code object, compiled by as many processes as there are cores."""
+    left = list(dict.fromkeys(work))
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+        return {w: CodeObject.from_bytes(made) for w, made in zip(left, pool.map(as_bytes, left), strict=True)}
+
+
+def as_bytes(work: tuple) -> bytes:
+    return build(*work, sm90a).to_bytes()
+
+
 def on_gpu(options) -> int:
     from flykernels.launch.current import Launcher
 
@@ -176,15 +187,21 @@ def on_gpu(options) -> int:
         end.synchronize()
         return start.elapsed_time(end) * 1e-3 / BURST
 
-    cases = product(GPU_SHAPES[::-1], options.dtype, options.format, ORIENTATIONS.items())
-    for (m, n), dtype, format, (which, sides) in cases:
-        p = QuantizeProblem(n=n, dtype=dtype, format=format, rows=sides[0], columns=sides[1])
+    cases = [
+        (shape, which, QuantizeProblem(n=shape[1], dtype=dtype, format=format, rows=sides[0], columns=sides[1]))
+        for shape in GPU_SHAPES[::-1]
+        for dtype in (options.dtype if shape == COPY_SHAPE else options.dtype[:1])
+        for format, (which, sides) in product(options.format, ORIENTATIONS.items())
+    ]
+    codes = in_processes([(p, config) for _, _, p in cases for config in configurations(p, options.sweep)])
+    for (m, n), which, p in cases:
+        dtype, format = p.dtype, p.format
         x, out = torch.randn(m, n, device="cuda").to(getattr(torch, p.input_type.torch)), made(p, m, "cuda")
         copied = torch.empty_like(x)
         calls: dict[str, Callable[[], object]] = {"copy": lambda copied=copied, x=x: copied.copy_(x)}
         registers = {}
         for config in configurations(p, options.sweep):
-            code = built(p, config, sm90a)
+            code = codes[p, config]
             launch, addresses = Launcher(code), [x.data_ptr(), *(out[name].data_ptr() for name in outputs(p)), m, n]
             name = str(config)
             registers[name] = f"{code.registers}" + (f", {code.spills} spilled" if code.spills else "")

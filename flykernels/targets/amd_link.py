@@ -53,8 +53,10 @@ def find_triton():
     """(assemble, link) of Triton's AMD back end, or None."""
     try:
         compiler = importlib.import_module("triton.backends.amd.compiler")
-        native = importlib.import_module("triton._C.libtriton").amd
+        library = importlib.import_module("triton._C.libtriton")
+        native = library.amd
         assemble = getattr(compiler, "assemble_amdgcn", None) or native.assemble_amdgcn  # the latter before 3.9
+        library.llvm.init_targets()  # else before 3.9 LLVM knows none, unless Triton has compiled a kernel before
         return assemble, native.link_hsaco
     except (ImportError, AttributeError):
         return None

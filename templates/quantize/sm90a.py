@@ -1,8 +1,8 @@
 """Both orientations on sm_90a: X comes once, by TMA, and rows and columns have warps of their own.
 
 A tile is 128 bytes of X wide and as many rows deep as fill a line (128 bytes) of the transposed codes. One warp brings
-tiles into a ring in shared memory; four warps encode them along rows, four along columns, each a tile's every number,
-and neither waits for the other. A workgroup does a piece of X of several tiles along rows and down columns: what leaves
+tiles into a ring in shared memory; a warp for each 32 rows encodes them along rows, another along columns, and neither
+side waits for the other. A workgroup does a piece of X of several tiles along rows and down columns: what leaves
 are whole lines of codes, and the scales of a piece together. A line of L2 costs its time however little of it a store
 fills.
 """
@@ -18,6 +18,7 @@ from flykernels.lang import Kernel, Mode, Swizzle, ThreadValues, View, constant,
 from flykernels.lang.memory import advance
 from flykernels.lang.microscaling import words, words_down
 from flykernels.lang.values import Value, vector_of
+from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
@@ -28,9 +29,8 @@ from .problem import QuantizeProblem
 
 LINE = 128  # bytes: a line of L2, and the widest rows that TMA turns round (its swizzle)
 WIDE = 4  # words: the widest access
-WARP, ROLE = 32, 128  # threads; of the warps that encode rows, and of those that encode columns
+WARP = 32  # threads
 EACH = 16  # neighbours of a row that a thread encodes: half a block
-RUN = 4  # rows whose scales a thread finds together
 ROWS_READY, COLUMNS_READY = 1, 2  # named barriers
 ALIGNMENT = 1024  # bytes after which TMA's swizzle repeats
 OTHER = Mode(2, 0, 0)  # a thread's last digit: its role
@@ -42,14 +42,19 @@ class RingConfig:
 
     along, down  tiles of a workgroup's piece
     stages       of the ring
-    beside       workgroups on a multiprocessor"""
+    beside       workgroups on a multiprocessor
+    band         rows of a tile, as the problem's format wants them: threads that encode rows, and that encode columns
+    """
 
     along: int = 8
     down: int = 4
     stages: int = 4
     beside: int = 2
+    band: int = LINE
 
-    workgroup_size = 2 * ROLE + WARP
+    @property
+    def workgroup_size(self) -> int:
+        return 2 * self.band + WARP
 
     def __str__(self) -> str:
         return f"ring of {self.stages}, pieces of {self.down}x{self.along} tiles, {self.beside} beside"
@@ -72,7 +77,7 @@ def why_not(p: QuantizeProblem) -> str | None:
 
 def default(p: QuantizeProblem) -> RingConfig:
     """The fastest of those that `python -m bench quantize --device cuda --sweep` has measured."""
-    return RingConfig() if p.per_byte == 1 else RingConfig(down=2, stages=2)
+    return RingConfig() if p.per_byte == 1 else RingConfig(down=2, beside=1, band=2 * LINE)
 
 
 class Tiles:
@@ -80,20 +85,25 @@ class Tiles:
 
     band, width  rows and columns of a tile
     per          numbers of a word of codes
-    group        tiles along a row whose codes fill a line"""
+    group        tiles along a row whose codes leave together: a line of them, if the piece has as many"""
 
     def __init__(self, k: Kernel, p: QuantizeProblem, cfg: RingConfig):
         self.k, self.p, self.cfg = k, p, cfg
         self.per = 32 // p.output_type.bits
         self.band, self.width = LINE * p.per_byte, LINE // p.input_type.bytes
-        self.group = LINE * p.per_byte // self.width
+        self.group = min(cfg.along, LINE * p.per_byte // self.width)
+        if cfg.band != self.band:
+            raise ValueError(f"{cfg}: tiles of {cfg.band} rows; {self.band} fill a line of transposed codes")
         if cfg.along % self.group:
             raise ValueError(f"{cfg}: {cfg.along} tiles along a row; {self.group} fill a line of codes")
         sizes = {
-            "ring": cfg.stages * self.stage_bytes, "rows": self.band * LINE, "columns": 2 * self.width * LINE,
-            "row scales": self.band * self.row_scales, "column scales": self.width * cfg.along * self.column_scales,
+            "ring": cfg.stages * self.stage_bytes,
+            "rows": self.band * self.group * self.width // p.per_byte,
+            "columns": 2 * self.width * LINE,
+            "row scales": self.band * self.row_scales,
+            "column scales": self.width * cfg.along * self.column_scales,
             "barriers": 2 * cfg.stages * barriers.BARRIER_BYTES,
-        }  # fmt: skip
+        }
         self.starts, end = {}, 0
         for name, size in sizes.items():
             self.starts[name], end = end, end + size
@@ -127,9 +137,11 @@ class Tiles:
         return View(pointer, self.p.input_type, (self.band, self.width), (self.width, 1), swizzle)
 
     def row_shelf(self) -> View:
-        """A line of codes for each row, in words. Rows that are written together differ in their last bits."""
-        width = LINE // i32.bytes
-        return View(self.at("rows"), i32, (self.band, width), (width, 1), Swizzle(1, 4, 1, also=Swizzle(1, 3, 3)))
+        """Codes of each row, in words. Where they fill lines, rows that are written together are put elsewhere in
+        theirs, by the last bits of their numbers."""
+        width = self.group * self.width // self.per
+        swizzle = Swizzle(1, 4, 1, also=Swizzle(1, 3, 3)) if width * i32.bytes == LINE else IDENTITY
+        return View(self.at("rows"), i32, (self.band, width), (width, 1), swizzle)
 
     def column_shelf(self, number: Value) -> View:
         """A line of codes for each column, in words; two shelves in turn. Columns two apart are written together."""
@@ -148,7 +160,7 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: RingConfig):
         raise ValueError(f"{cfg}: {reason}. Do: take a GpuConfig")
     # limits
     names = declared(p)
-    band, width = LINE * p.per_byte, LINE // p.input_type.bytes
+    band, width = cfg.band, LINE // p.input_type.bytes
     k.tensor_maps = (TensorMap("x_map", "x", ((p.n, 1), ("m", "x_row")), (width, band), LINE),)
     k.of_target.beside = cfg.beside
     given = dict(zip(names, k.args(**names)))
@@ -158,22 +170,22 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: RingConfig):
     walk = Walk(t, given["m"])
 
     # prologue
-    bringer = k.thread.equals(2 * ROLE)
+    bringer = k.thread.equals(2 * band)
 
     @k.when(bringer)
     def _():
         tma.prefetch_map(k.tensor_map("x_map"))
         t.full.init(1)
-        t.empty.init(2 * ROLE // WARP)
+        t.empty.init(2 * band // WARP)
         barriers.fence_init()
 
     k.barrier()
 
     # the three roles
     def encode():
-        k.branch(k.thread < ROLE, lambda: encode_rows(t, walk, given), lambda: encode_columns(t, walk, given))
+        k.branch(k.thread < band, lambda: encode_rows(t, walk, given), lambda: encode_columns(t, walk, given))
 
-    k.branch(k.thread >= 2 * ROLE, lambda: k.when(bringer)(lambda: bring(t, walk)), encode)
+    k.branch(k.thread >= 2 * band, lambda: k.when(bringer)(lambda: bring(t, walk)), encode)
 
 
 class Walk:
@@ -227,7 +239,8 @@ def bring(t: Tiles, walk: Walk) -> None:
 
 
 def release(t: Tiles, stage: Value) -> None:
-    """This warp has read what it needs of a stage."""
+    """This warp has used what a stage held. (Having asked for it is not enough: TMA would overwrite what is still on
+    its way to registers.)"""
     barriers.warp_barrier()
     t.k.when((t.k.thread % WARP).equals(0))(lambda: t.empty.arrive(stage))
 
@@ -238,38 +251,31 @@ def encode_rows(t: Tiles, walk: Walk, given: dict) -> None:
     shelf, board = t.row_shelf(), t.board("row scales", t.band, t.row_scales)
     codes = matrix(given["codes"], i32, m, p.n // t.per)
     scales = matrix(given["scales"], u8, m, p.n // BLOCK)
-    across, rows = t.width // EACH, ROLE * EACH // t.width  # threads along a row; rows of all of them
+    across, rows = t.width // EACH, t.band * EACH // t.width  # threads along a row; rows of all of them
+    run = t.band // rows  # rows of a thread
     each = EACH // t.per  # words of codes a thread
-    half = p.input_type.bytes * EACH // 2 // i32.bytes * (i32.bytes // p.input_type.bytes)
+    half = tma.TMA_ALIGNMENT // p.input_type.bytes  # numbers of a load
     threads = (Mode(across, 1, EACH), Mode(rows, 0, 1), OTHER)
-    read = ThreadValues(
-        (RUN * rows, t.width), threads, Mode(half, 1, 1), (Mode(EACH // half, 1, half), Mode(RUN, 0, rows))
-    )
-    put = ThreadValues(
-        (t.band, LINE // i32.bytes), (Mode(across, 1, each), *threads[1:]), Mode(each, 1, 1), (Mode(RUN, 0, rows),)
-    )
+    read = ThreadValues((t.band, t.width), threads, Mode(half, 1, 1), (Mode(EACH // half, 1, half), Mode(run, 0, rows)))
+    put = ThreadValues(shelf.shape, (Mode(across, 1, each), *threads[1:]), Mode(each, 1, 1), (Mode(run, 0, rows),))
     share = BLOCK // EACH  # threads of a block
     in_blocks = (Mode(share, 1, 0), Mode(across // share, 1, 1), *threads[1:])
-    one = ThreadValues(board.shape, in_blocks, Mode(1, 1, 1), (Mode(RUN, 0, rows),))
-    take = by_lines(shelf.shape, WIDE)
+    one = ThreadValues(board.shape, in_blocks, Mode(1, 1, 1), (Mode(run, 0, rows),))
+    take = by_lines(t, shelf.shape, WIDE)
 
     def tile(place, part: int, number):
         """The tile of a stage: the group's `part`-th, the piece's `number`-th along its rows."""
         t.full.wait(place.stage, place.parity)
-        for first in range(0, t.band, RUN * rows):
-            got = k.fragment(read.shifted(first, 0)).load(t.stage(place.stage))
-            if first + RUN * rows == t.band:
-                release(t, place.stage)
-            parts = [[got[i, r] for i in range(EACH // half)] for r in range(RUN)]
-            size = largest_of([most_of(k, row) for row in parts])
-            byte, factor, mask = scales_of(p, shared(k, size, 1, share))
-            for r, row in enumerate(parts):
-                found = [words(v, factor[r], p.output_type) for v in row]
-                found = [f[i] & mask[r].to(i32) for f in found for i in range(f.width)]
-                shelf.store(k, put.shifted(first, part * across * each), (r,), vector_of(found))
-            store(
-                k, one.shifted(first, 0), board.at(0, number * (t.width // BLOCK)), [byte[r].to(u8) for r in range(RUN)]
-            )
+        got = k.fragment(read).load(t.stage(place.stage))
+        parts = [[got[i, r] for i in range(EACH // half)] for r in range(run)]
+        size = largest_of([most_of(k, row) for row in parts])
+        byte, factor, mask = scales_of(p, shared(k, size, 1, share))
+        for r, row in enumerate(parts):
+            found = [words(v, factor[r], p.output_type) for v in row]
+            found = [f[i] & mask[r].to(i32) for f in found for i in range(f.width)]
+            shelf.store(k, put.shifted(0, part * across * each), (r,), vector_of(found))
+        store(k, one, board.at(0, number * (t.width // BLOCK)), [byte[r].to(u8) for r in range(run)])
+        release(t, place.stage)
 
     def piece(at, bands, groups, carried):
         @k.loop(0, bands, carry=carried)
@@ -279,11 +285,11 @@ def encode_rows(t: Tiles, walk: Walk, given: dict) -> None:
             @k.loop(0, groups, carry=carried)
             def after(g, carried):
                 place = barriers.Position.of(carried, cfg.stages)
-                barriers.named_barrier(ROWS_READY, ROLE)  # the shelf is free, and so is the board
+                barriers.named_barrier(ROWS_READY, t.band)  # the shelf is free, and so is the board
                 for part in range(t.group):
                     tile(place, part, g * t.group + part)
                     place = place.next()
-                barriers.named_barrier(ROWS_READY, ROLE)
+                barriers.named_barrier(ROWS_READY, t.band)
                 to = codes.tile(shelf.shape, band, at[1] * (cfg.along // t.group) + g)
                 k.fragment(take).store(to, k.fragment(take).load(shelf))
                 return place.carried
@@ -304,35 +310,31 @@ def encode_columns(t: Tiles, walk: Walk, given: dict) -> None:
         matrix(given[name], kind, p.n, m // each), multiple=(p.n, BLOCK // each), stride_multiple=BLOCK // each
     )
     codes, scales = turned("codes_t", i32, t.per), turned("scales_t", u8, BLOCK)
-    blocks, deep = ROLE // WARP, BLOCK // t.per  # blocks of rows of all threads; words of codes of a block
+    blocks, deep = t.band // BLOCK, BLOCK // t.per  # blocks of rows, a warp's each; words of codes of a block
     lanes, pair = Mode(WARP, 1, 2), Mode(2, 1, 1)
     # rows in two modes: those 8 apart lie at one distance for all threads
     read = ThreadValues(
-        (blocks * BLOCK, t.width), (lanes, Mode(blocks, 0, BLOCK), OTHER), pair, (Mode(8, 0, 1), Mode(BLOCK // 8, 0, 8))
+        (t.band, t.width), (lanes, Mode(blocks, 0, BLOCK), OTHER), pair, (Mode(8, 0, 1), Mode(BLOCK // 8, 0, 8))
     )
     down = lambda step: (Mode(WARP, 0, 2), Mode(blocks, 1, step), OTHER)
     put = ThreadValues(
         (t.width, LINE // i32.bytes), down(deep), Mode(WIDE, 1, 1), (Mode(2, 0, 1), Mode(deep // WIDE, 1, WIDE))
     )
     one = ThreadValues(board.shape, down(1), Mode(1, 1, 1), (Mode(2, 0, 1),))
-    take = by_lines(put.tile, WIDE)
+    take = by_lines(t, put.tile, WIDE)
 
     def tile(place, shelf: View, number, d):
         t.full.wait(place.stage, place.parity)
-        for first in range(0, t.band // BLOCK, blocks):
-            got = k.fragment(read.shifted(first * BLOCK, 0)).load(t.stage(place.stage))
-            if first + blocks == t.band // BLOCK:
-                release(t, place.stage)
-            column = [got[r % 8, r // 8] for r in range(BLOCK)]
-            byte, factor, mask = scales_of(p, most_of(k, column))
-            found = downwards(p, column, factor)
-            for c in range(2):
-                of_column = [w & mask[c].to(i32) for w in found[c]]
-                for i in range(0, deep, WIDE):
-                    word = vector_of(of_column[i : i + WIDE])
-                    shelf.store(k, put.shifted(0, first * deep), (c, i // WIDE), word)
-            to = board.at(number * t.width, d * (t.band // BLOCK))
-            store(k, one.shifted(0, first), to, [byte[c].to(u8) for c in range(2)])
+        got = k.fragment(read).load(t.stage(place.stage))
+        column = [got[r % 8, r // 8] for r in range(BLOCK)]
+        byte, factor, mask = scales_of(p, most_of(k, column))
+        for c, of_column in enumerate(downwards(p, column, factor)):
+            found = [w & mask[c].to(i32) for w in of_column]
+            for i in range(0, deep, WIDE):
+                shelf.store(k, put, (c, i // WIDE), vector_of(found[i : i + WIDE]))
+        to = board.at(number * t.width, d * (t.band // BLOCK))
+        store(k, one, to, [byte[c].to(u8) for c in range(2)])
+        release(t, place.stage)
 
     def piece(at, bands, groups, carried):
         @k.loop(0, bands, carry=carried)
@@ -342,7 +344,7 @@ def encode_columns(t: Tiles, walk: Walk, given: dict) -> None:
                 position, number = carried
                 place, shelf = barriers.Position.of(position, cfg.stages), t.column_shelf(number)
                 tile(place, shelf, a, d)
-                barriers.named_barrier(COLUMNS_READY, ROLE)
+                barriers.named_barrier(COLUMNS_READY, t.band)
                 to = codes.tile(take.tile, at[1] * cfg.along + a, at[0] * cfg.down + d)
                 k.fragment(take).store(to, k.fragment(take).load(shelf))
                 return place.next().carried, number ^ 1
@@ -350,7 +352,7 @@ def encode_columns(t: Tiles, walk: Walk, given: dict) -> None:
             return after
 
         leave(t, scales, board, at[1], at[0])
-        barriers.named_barrier(COLUMNS_READY, ROLE)  # the board is free
+        barriers.named_barrier(COLUMNS_READY, t.band)  # the board is free
         return after
 
     walk((barriers.Position.start(cfg.stages, 0).carried, constant(0, i32)), piece)
@@ -366,13 +368,13 @@ def downwards(p: QuantizeProblem, column: list[Value], factor: Value) -> list[li
     return found
 
 
-def by_lines(tile: tuple[int, int], vector: int) -> ThreadValues:
+def by_lines(t: Tiles, tile: tuple, vector: int) -> ThreadValues:
     """A tile spread over a role row by row."""
-    tv = lines(*tile, ROLE, vector)
+    tv = lines(*tile, t.band, vector)
     return replace(tv, threads=(*tv.threads, OTHER))
 
 
 def leave(t: Tiles, scales: View, board: View, row, column) -> None:
     """The board of a piece's scales, or of a band's, to memory."""
-    take = by_lines(board.shape, 1)
+    take = by_lines(t, board.shape, 1)
     t.k.fragment(take).store(scales.tile(board.shape, row, column), t.k.fragment(take).load(board))
