@@ -29,8 +29,6 @@ def default(problem: QuantizeProblem, target):
     """The configuration that serves all sizes well on a target."""
     if target.name == "x86":
         return x86.X86Config()
-    if target.name == "sm90a" and sm90a.why_not(problem) is None:
-        return sm90a.default(problem)
     return gpu.default(problem, target)
 
 
