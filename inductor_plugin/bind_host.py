@@ -26,9 +26,7 @@ def bind(code: Any, spec: kernels.Spec) -> Callable:
     names = {
         "launch": kernel.launcher(),
         "aten": kernels.aten(spec),
-        "warn": lambda *x: log.warning(
-            "%s %s: operands are not laid out as compiled for; ATen serves this call", spec.op, spec.name
-        ),
+        "warn": kernels.misplaced(spec),
     }
     exec(compile(source, f"<flykernels {spec.op}>", "exec"), names)
     return names["call"]  # type: ignore[return-value]

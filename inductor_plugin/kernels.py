@@ -166,6 +166,12 @@ def aten(spec: Spec) -> Callable:
     return run
 
 
+def misplaced(spec: Spec) -> Callable[[], None]:
+    """Says, the first time that it is called, that operands do not lie as a kernel was compiled for."""
+    said = "%s %s: operands are not laid out as compiled for; ATen serves this call and others like it"
+    return functools.cache(lambda: log.warning(said, spec.op, spec.name))
+
+
 def callable_for(spec: Spec) -> Callable:
     """A kernel for tensors: callable(a, b, [bias], [residual], out=). Raises if there is no code object to be had."""
     from .devices import DEVICES
