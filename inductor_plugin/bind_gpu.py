@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from flykernels.codeobject import CodeObject
 from flykernels.launch.current import Launcher
@@ -28,14 +29,14 @@ def bind(code: CodeObject, spec: kernels.Spec, more: Sequence[str] = ()) -> Call
 
     more: conditions of one target under which ATen computes, as `bind_host.source_of` takes them."""
     p, aten = spec.problem, kernels.aten(spec)
-    names = {
+    names: dict[str, Any] = {
         "launch": Launcher(code),
         "aten": aten,
         "warn": kernels.misplaced(spec),
     }
     source = bind_host.source_of(p, [*conditions(p, code), *more])
     exec(compile(source, f"<flykernels {spec.op}>", "exec"), names)
-    call: Callable = names["call"]  # type: ignore[assignment]
+    call: Callable = names["call"]
     if not code.workspace:
         return call
 
