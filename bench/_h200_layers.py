@@ -211,7 +211,8 @@ class Ours:
         from inductor_plugin import choices, fused_choice, kernels, private, runoff
 
         parts = (
-            ("offering", choices, "offer"), ("measuring", choices.Choice, "benchmark"), ("last round", runoff, "settle"),
+            ("offering", choices, "offer"), ("measuring", choices.Choice, "benchmark"),
+            ("last round", runoff, "settle"),
             ("fused ones", private, "benchmark_apart"), ("fused ones", runoff, "among_ours"),
             ("fused ones", fused_choice, "_epilogue_microseconds"),
         )  # fmt: skip
