@@ -190,7 +190,9 @@ class Served:
 
     def sample(self, replays: int) -> float:
         """Microseconds of a replay."""
-        return timing.elapsed(lambda: [self.graph.replay() for _ in range(replays)]) / replays
+        from ._gpu_replay import elapsed
+
+        return elapsed(lambda: [self.graph.replay() for _ in range(replays)]) / replays
 
 
 def fresh_caches(folder: Path, ours: Path) -> None:

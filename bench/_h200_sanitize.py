@@ -31,6 +31,7 @@ ROWS, COLUMNS = 2, 2  # tiles (of a cluster: so many times its own) along M and 
 STAYING, ROUNDS = 2, 3  # workgroups (clusters) that walk through tiles, and the tiles that each has
 STREAMING = 3  # workgroups of stream-K; with twice as many tiles and some, so that some are whole and some are cut
 UNIT = 8  # elements: N and K are multiples of it, as TMA wants rows to be
+WHOLE = 64  # elements: where K is a multiple of a box's 128 bytes, as in the suite, boxes of a K tile may come at once
 SECONDS_MOST = 240
 SHARES = 8  # processes of each tool at a time
 EPILOGUES: dict[str, dict] = {
@@ -56,7 +57,7 @@ class Small:
 
 def small(name: str, problem: Any, config: Any) -> Small:
     """Tiles that C cuts in both directions, K steps that take the ring round WRAPS times in every workgroup and end in
-    the middle of a step; neither M nor N nor K is a multiple of any tile."""
+    the middle of a step."""
     size = config.cluster_size
     rows = STREAMING * 2 + 1 if config.stream_k else STAYING * ROUNDS if config.persistent else ROWS
     rows = ceil(rows / (COLUMNS if config.stream_k or config.persistent else 1))
@@ -65,7 +66,8 @@ def small(name: str, problem: Any, config: Any) -> Small:
     n = COLUMNS * config.cluster[1] * config.tile_n - (UNIT if config.tile_n < 4 * UNIT else 3 * UNIT)
     tiles = ROUNDS if config.persistent else 1
     steps = ceil((WRAPS * config.stages + 1) / tiles) * config.split_k
-    k = steps * config.tile_k - config.tile_k // 2 - UNIT
+    missing = WHOLE if config.tile_k > WHOLE else config.tile_k // 2 + UNIT
+    k = steps * config.tile_k - missing
     return Small(name, replace(problem, n=n, k=k, m_hint=m), config, m, STAYING * size if config.persistent else 0)
 
 

@@ -58,23 +58,13 @@ class Timed:
         return statistics.median(b / w for b, w in zip(self.samples[base], self.samples[way], strict=True))
 
 
-def elapsed(run: Callable[[], Any]) -> float:
-    """Microseconds of GPU time."""
-    import torch
-
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3
-
-
 class Graphs:
     """One way's calls as a graph, with results in a pool's memory."""
 
     def __init__(self, run: Run, sets: int, pool: Any):
         from inductor_plugin.gpu_timing import graph_of
+
+        from ._gpu_replay import elapsed
 
         each = min(elapsed(lambda: [run(i % sets) for i in range(8)]) / 8 for _ in range(3))
         self.calls = max(sets if sets > 1 else CALLS_LEAST, min(CALLS_MOST, round(SAMPLE_US / max(1.0, each))))
@@ -82,6 +72,8 @@ class Graphs:
         self.graph.replay()
 
     def sample(self) -> float:
+        from ._gpu_replay import elapsed
+
         return elapsed(self.graph.replay) / self.calls
 
 
