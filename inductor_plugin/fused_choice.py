@@ -50,6 +50,9 @@ def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str,
         w = private.transposed(w)
         constant = constant.t() if constant is not None else None
     *_, layout, x, w = names.mm_args(x, w)
+    if not materialised and layout.device.type != "cpu":
+        # what reads it is a kernel of Inductor's in any case, which takes the epilogue in for nothing
+        raise NotEligible("no pass over memory is saved: the next kernel takes in what follows the product")
     layout = names.FixedLayout(layout.device, layout.dtype, layout.size)
     if bias is not None:
         bias = names.ir.ExternKernel.realize_input(bias)

@@ -18,7 +18,7 @@ from .gpu_timing import Pair
 log = logging.getLogger(__name__)
 names = private.load().names
 LOSS_MOST = 0.02  # of INERTIA in one state, where the other makes up for it: the others are never faster
-OURS, TEMPLATES = 8, 2  # that take part; of ATen's all do
+OURS, TEMPLATES = 5, 2  # that take part; of ATen's all do
 CLOSE_OURS, CLOSE_OTHERS = 2, 2  # that are timed at length, where the best of both sides
 APART = 0.08  # are no further apart than this
 
