@@ -8,11 +8,10 @@ does, TMA gives zeros. M, the batch and all strides are run-time arguments (`arg
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Any
 
-from flykernels.dtypes import f32, i8
-from flykernels.lang import Global, Kernel
+from flykernels.dtypes import f32, i8, i32
+from flykernels.lang import Global, Kernel, Value, constant, minimum, select
 from flykernels.lang.memory import advance
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
@@ -77,13 +76,11 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
 
     def bring():
-        bring_all(k, p, cfg, work, ring, rank)
+        bring_all(k, p, cfg, work, given, ring, rank)
 
     def multiply():
         if cfg.bringers > WARP:
             barriers.take_registers(cfg.registers)
-        if cfg.warm:
-            warm(k, p, cfg, work, given)
         if k.overlaps:
             barriers.wait_for_kernels_ahead()
         if cfg.cluster_size > 1:
@@ -136,32 +133,41 @@ def advance_bytes(pointer, size):
 
 
 def warm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given) -> None:
-    """Asks L2 for what B's first trip through the ring needs: a cold tensor map keeps TMA waiting for about as long as
-    memory takes to answer."""
+    """Asks L2 for the first K tiles of B, by one warp: memory has work while the kernel ahead ends, and this one need
+    not wait for its tensor maps."""
     piece = work.start()
-    source = matrix(k, p, given, "b", piece.batch).transposed()
-    source = source.at(piece.column * cfg.tile_n, piece.first * cfg.tile_k)
-    rows, depth = p.n - piece.column * cfg.tile_n, p.k - piece.first * cfg.tile_k  # that are left
-    wide, high = cfg.stages * cfg.tile_k, cfg.tile_n
-    if not along_k(p, "b"):
-        wide, high = high, wide
-    line = tma.LINE // p.input_type.bytes
-    across = ceil(wide / line)
-    for i in range(0, across * high, cfg.multipliers):
-        number = k.thread + i
-        along, other = number % across * line, number // across
-        row, depth_at = (other, along) if along_k(p, "b") else (along, other)
-        inside = (row < rows) & (depth_at < depth)
+    column, first = piece.column * cfg.tile_n, piece.first * cfg.tile_k
+    depth = minimum(minimum(piece.end * cfg.tile_k, p.k) - first, abs(cfg.warm) * cfg.tile_k)
+    rows = minimum(p.n - column, cfg.tile_n)
+    if cfg.warm < 0:
 
-        @k.when(inside & (other < high))
+        @k.when(k.thread.equals(cfg.multipliers))
         def _():
-            tma.prefetch_line(source.at(row, depth_at).pointer)
+            b = shared_operands(p, cfg)[1]
+            how = boxes(b, 1)
+            for step in range(-cfg.warm):
+                for size, row, d in how.at:
+                    at_row, at_depth = column + row, constant(0, i32) + first + (d + step * cfg.tile_k)
+                    tma.prefetch_box(k.tensor_map("b_map"), (at_depth, at_row) if b.along_k else (at_row, at_depth))
+
+        return
+    high, wide = (rows, depth) if along_k(p, "b") else (depth, rows)
+    size = wide * p.input_type.bytes // tma.TMA_ALIGNMENT * tma.TMA_ALIGNMENT
+    size = size if isinstance(size, Value) else constant(size, i32)
+    source = matrix(k, p, given, "b", piece.batch).transposed().at(column, first)
+
+    @k.loop((k.thread - cfg.multipliers) % WARP, high, WARP)
+    def _(line):
+        at = (line, 0) if along_k(p, "b") else (0, line)
+        k.when(size > 0)(lambda: tma.prefetch_bytes(source.at(*at).pointer, size))
 
 
-def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:
+def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages, rank) -> None:
     """What the warps beside those that multiply do: one thread prepares the ring and fills it. Scaled products too."""
     if cfg.bringers > WARP:
         barriers.give_registers(BRINGER_REGISTERS)
+    if cfg.warm:
+        k.when(k.thread < cfg.multipliers + WARP)(lambda: warm(k, p, cfg, work, given))
     first = k.thread.equals(cfg.multipliers)
 
     @k.when(first)
@@ -182,6 +188,8 @@ def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, ring: Stages, ran
         if k.overlaps:
             barriers.wait_for_kernels_ahead()
         produce(k, p, cfg, work, ring, rank)
+        if cfg.overlap == "last":
+            barriers.let_kernels_follow()
 
 
 def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:
@@ -195,18 +203,23 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stage
     if shared_along["b"] > 1:
         along_m = (1 << cfg.cluster[0]) - 1
         masks["b"] = tma.mask_of(along_m, place["a"] * cfg.cluster[0])
-    policy = {
-        "a": "evict_first" if cfg.evict == "both" else "normal",
-        "b": "normal" if cfg.evict == "none" else "evict_first",
-    }
+    leaves = {"a": cfg.evict == "both", "b": cfg.evict != "none"}
 
-    def load(name: str, shared, start, batch, origin, at_k, barrier) -> None:
+    def hint(name: str, step):
+        """Of L2, for K tile number `step`."""
+        if not leaves[name]:
+            return None
+        first = tma.policy("evict_first")
+        return select((step % cfg.keep).equals(0), tma.POLICIES["normal"], first) if cfg.keep and name == "b" else first
+
+    def load(name: str, shared, start, batch, origin, step, barrier) -> None:
+        at_k, of_l2 = step * cfg.tile_k, hint(name, step)
         how, part = boxes(shared, shared_along[name]), place[name]
         for size, row, depth in how.at:
             to = advance_bytes(start, size + part * how.share[0])
             at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
             at = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
-            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), policy[name], masks[name])
+            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), of_l2, masks[name])
 
     def piece(piece: Piece, carried):
         at = barriers.Position.of(carried, cfg.stages)
@@ -219,8 +232,8 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stage
             ring.empty.wait(at.stage, at.parity)
             ring.full.expect(at.stage, ring.room.stage)
             (a, b), barrier = ring.at(at.stage), ring.full.at(at.stage)
-            load("a", ring.a, a, batch["a"], row, step * cfg.tile_k, barrier)
-            load("b", ring.b, b, batch["b"], column, step * cfg.tile_k, barrier)
+            load("a", ring.a, a, batch["a"], row, step, barrier)
+            load("b", ring.b, b, batch["b"], column, step, barrier)
             return at.next().carried
 
         return after
@@ -270,6 +283,8 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         added = output.fetch(0) if early else {}
 
         full.wait(at.stage, at.parity)
+        if cfg.skew:
+            k.when(group.equals(1))(lambda: barriers._assembly(f"nanosleep.u32 {cfg.skew};"))
         sums = product([wgmma.undefined(cfg.columns)] * cfg.blocks, at.stage, True)
 
         @k.loop(piece.first + 1, piece.end, carry=(sums, at.next().carried, at.stage))

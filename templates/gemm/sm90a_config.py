@@ -47,10 +47,12 @@ class Sm90aConfig:
     beside          workgroups on a compute unit at a time
     group_m         rows of tiles that are worked on together: see order.py
     evict           operands whose lines leave L2 first: "none", "b" or "both"
-    warm            the first K tiles of B are asked for by all threads at once, before TMA has its tensor maps
+    keep            with B among `evict`: of so many K tiles in turn, one stays in L2 for the next call (0: none)
+    warm            so many K tiles of B, a workgroup's first, are brought to L2 before the kernel ahead has ended
     overlap         "late": the launch may begin once the workgroups of the kernel ahead have ended, before what they
-                    have written can be seen; "early": and lets the next kernel take multiprocessors one by one as its
-                    own workgroups end, in whatever order that is; "none"
+                    have written can be seen; "last": and lets the next kernel begin where there is room once the last
+                    K tile has been asked for; "early": and lets it do so at once; "none"
+    skew
     tma_store       C leaves through shared memory by TMA, else by 16-byte stores
     """
 
@@ -68,9 +70,11 @@ class Sm90aConfig:
     beside: int = 1
     group_m: int = GROUP_M
     evict: str = "none"
-    warm: bool = False
+    keep: int = 0
+    warm: int = 0
     overlap: str = "none"
     tma_store: bool = False
+    skew: int = 0
 
     def __post_init__(self):
         for name in ("groups", "cluster"):
@@ -146,9 +150,11 @@ class Sm90aConfig:
             "persistent" if self.persistent else "",
             f"{self.beside} a unit" if self.beside > 1 else "",
             f"evicts {self.evict}" if self.evict != "none" else "",
-            "warms up" if self.warm else "",
+            f"keeps one of {self.keep}" if self.keep else "",
+            f"{self.warm} K tiles ahead" if self.warm else "",
             f"overlaps {self.overlap}" if self.overlap != "none" else "",
             "TMA stores" if self.tma_store else "",
+            f"skew {self.skew}" if self.skew else "",
             f"{self.group_m} rows together" if self.group_m != GROUP_M else "",
         ]
         head = f"{self.kind} {self.tile_m}x{self.tile_n}x{self.tile_k}, {self.stages} stages, {groups} groups"

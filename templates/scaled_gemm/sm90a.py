@@ -92,7 +92,7 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
 
     def bring():
-        bring_all(k, p, cfg, work, ring, rank)
+        bring_all(k, p, cfg, work, given, ring, rank)
 
     def multiply():
         if cfg.bringers > WARP:
