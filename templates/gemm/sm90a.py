@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from flykernels.dtypes import f32, i8, i32
-from flykernels.lang import Global, Kernel, Value, constant, minimum, select
+from flykernels.lang import Global, Kernel, Value, View, constant, minimum, select
 from flykernels.lang.memory import advance
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
@@ -87,7 +87,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
             barriers.cluster_barrier()
         else:
             barriers.named_barrier(READY, cfg.workgroup_size)
-        consume(k, p, cfg, work, given, ring)
+        (consume_in_turns if cfg.k_groups > 1 else consume)(k, p, cfg, work, given, ring)
 
     k.branch(mine, bring, multiply)
     if cfg.cluster_size > 1:
@@ -317,3 +317,74 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
     work.walk(barriers.Position.start(cfg.stages, 0).carried, piece)
     if cfg.tma_store:
         k.when(lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does
+
+
+def consume_in_turns(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring: Stages) -> None:
+    """As `consume`, of one tile: each warpgroup multiplies every `k_groups`-th K tile, and the first adds up. The
+    products of one tile wait for each other; so there are as many such chains, each shorter."""
+    A, B, full, empty, turns = ring.a, ring.b, ring.full, ring.empty, cfg.k_groups
+    turn, lane = k.thread // wgmma.WARPGROUP, k.thread % wgmma.WARPGROUP
+    origin = wgmma.address_of(ring.memory)
+    layout = wgmma.sums_layout(cfg.columns, cfg.blocks, cfg.groups)
+    a_origin, b_origin = wgmma.descriptor(A, origin), wgmma.descriptor(B, origin + A.bytes)
+
+    def product(sums, stage, fresh: bool):
+        offset = (stage * (ring.room.stage // wgmma.UNIT)).to(a_origin.dtype)
+        wgmma.fence()
+        for depth in range(0, cfg.tile_k, BLOCK_K):
+            at_a = wgmma.moved(a_origin + offset, A.step_bytes(0, depth))
+            at_b = wgmma.moved(b_origin + offset, B.step_bytes(0, depth))
+            sums = wgmma.multiply(at_a, at_b, sums, A, B, fresh and depth == 0)
+        wgmma.commit()
+        return sums
+
+    def release(stage):
+        k.when(lane.equals(0))(lambda: empty.arrive(stage))
+
+    piece = work.start()
+    at = barriers.Position(turn, constant(0, i32), cfg.stages)
+    full.wait(at.stage, at.parity)
+    sums = product(wgmma.undefined(cfg.columns), at.stage, True)
+
+    @k.loop(piece.first + turn + turns, piece.end, turns, carry=(sums, at.next(turns).carried, at.stage))
+    def done(step, carried):
+        sums, now, before = carried
+        at = barriers.Position.of(now, cfg.stages)
+        full.wait(at.stage, at.parity)
+        sums = product(sums, at.stage, False)
+        wgmma.wait(1)
+        release(before)
+        return sums, at.next(turns).carried, at.stage
+
+    sums, _, last = done
+    wgmma.wait(0)
+    release(last)
+    barriers.named_barrier(READY, cfg.multipliers)  # nobody needs the ring any more
+    acc = wgmma.fragment(k, layout, [sums])
+    names = acc.names()
+    pairs = [(n, (1, *n[1:])) for n in names if n[0] == 0]
+    inbox = advance_bytes(ring.memory, sm90a_cluster.inbox_start(p, cfg))
+    view = View(inbox, f32, (1,), (1,))
+
+    def slot(sender, i: int):
+        first = (sender * len(pairs) + i) * (wgmma.WARPGROUP * 4)
+        return advance(advance(inbox, first, f32), lane * 4, f32)
+
+    @k.when(turn > 0)
+    def _():
+        for i, (low, high) in enumerate(pairs):
+            view.write(slot(turn - 1, i), acc[low].shuffle(range(4), acc[high]), 4 * f32.bytes)
+
+    barriers.named_barrier(READY, cfg.multipliers)
+
+    @k.when(turn.equals(0))
+    def _():
+        output = Output(k, p, cfg, lambda n: matrix(k, p, given, n, piece.batch), (piece.row, piece.column), (), ring.shelf)
+        values = {}
+        added = output.fetch(0)
+        for i, (low, high) in enumerate(pairs):
+            total = acc[low].shuffle(range(4), acc[high])
+            for sender in range(turns - 1):
+                total = total + view.read(slot(sender, i), 4, 4 * f32.bytes)
+            values[low], values[high] = total.shuffle((0, 1)), total.shuffle((2, 3))
+        output.store(acc.like([values[n] for n in names]), added)

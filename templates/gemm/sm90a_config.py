@@ -37,6 +37,7 @@ class Sm90aConfig:
     tile_k          of A and B, a stage's
     stages          K tiles in shared memory
     groups          warpgroups that multiply, along (M, N)
+    k_groups        warpgroups that multiply one K tile each in turn, and add up at the end
     cluster         workgroups along (M, N) that share what they load: each brings a part and all get it
     split_k         workgroups that share a tile of C, each with a part of K; the last to come sums in a fixed order
     k_cluster       whether those workgroups are a cluster and add up through each other's shared memory, see
@@ -62,6 +63,7 @@ class Sm90aConfig:
     tile_k: int = 64
     stages: int = 4
     groups: tuple[int, int] = (2, 1)
+    k_groups: int = 1
     cluster: tuple[int, int] = (1, 1)
     split_k: int = 1
     k_cluster: bool = False
@@ -83,14 +85,14 @@ class Sm90aConfig:
     @property
     def multipliers(self) -> int:
         """Threads that multiply."""
-        return self.groups[0] * self.groups[1] * WARPGROUP
+        return self.groups[0] * self.groups[1] * self.k_groups * WARPGROUP
 
     @property
     def bringers(self) -> int:
         """Threads of the role that brings tiles. One warp would do; beside several warpgroups it is a warpgroup, since
         only warpgroups can hand their registers to others, and registers are shared out for as many warps on all SIMDs.
         """
-        several = self.multipliers > WARPGROUP and self.beside == 1
+        several = self.multipliers > WARPGROUP and self.beside == 1 and self.k_groups == 1
         return 0 if self.kind != "wgmma" else WARPGROUP if several else WARP
 
     @property
@@ -144,6 +146,7 @@ class Sm90aConfig:
     def __str__(self) -> str:
         groups = "x".join(map(str, self.groups))
         more = [
+            f"{self.k_groups} in turn" if self.k_groups > 1 else "",
             f"clusters of {self.cluster[0]}x{self.cluster[1]}" if self.cluster_size > 1 else "",
             f"K in {self.split_k}{' in a cluster' if self.k_cluster else ''}" if self.split_k > 1 else "",
             f"K steps dealt out to {self.stream_k}" if self.stream_k else "",

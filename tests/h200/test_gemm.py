@@ -49,6 +49,8 @@ TILES = [  # (configuration, N, M)
     (replace(SMALL, tile_n=128, stream_k=132), 512, 200),
     (Config(stream_k=132), 2048, 600),
     (replace(SMALL, overlap="early", warm=5), 256, 64),
+    (Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), k_groups=2, warm=2), 256, 40),
+    (replace(SMALL, tile_n=96, k_groups=3, stages=6), 200, 104),
     (replace(SMALL, split_k=2, k_cluster=True), 200, 104),
     (Config(stages=6, split_k=2, k_cluster=True, overlap="late"), 256, 200),
     (Config(stages=6, tile_n=96, split_k=3, k_cluster=True), 256, 200),
