@@ -214,11 +214,13 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stage
 
     def load(name: str, shared, start, batch, origin, step, barrier) -> None:
         at_k, of_l2 = step * cfg.tile_k, hint(name, step)
-        how, part = boxes(shared, shared_along[name]), place[name]
+        how, part = boxes(shared, shared_along[name], p.k), place[name]
         for size, row, depth in how.at:
             to = advance_bytes(start, size + part * how.share[0])
             at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
             at = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
+            if len(how.box) > len(at):
+                at = (constant(0, i32), at_row, step * (cfg.tile_k // shared.row))
             tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), of_l2, masks[name])
 
     def piece(piece: Piece, carried):

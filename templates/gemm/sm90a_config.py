@@ -168,17 +168,21 @@ class Sm90aConfig:
 class Boxes:
     """How TMA brings one operand's tile of a stage.
 
-    box      (inner, outer) elements of one transfer: the contiguous axis first
+    box      (inner, outer) elements of one transfer: the contiguous axis first. (inner, rows, times): where K is the
+             contiguous axis, so many pieces of K one after the other, as if they were another axis
     at       for each transfer (bytes from the tile's start in shared memory, rows of M or N, K), from the tile's origin
     share    the same three for each next workgroup that shares the tile: it brings another part of each box"""
 
-    box: tuple[int, int]
+    box: tuple[int, ...]
     at: tuple[tuple[int, int, int], ...]
     share: tuple[int, int, int]
 
 
-def boxes(operand, sharers: int) -> Boxes:
-    """The transfers of a `SharedOperand` that `sharers` workgroups bring in equal parts."""
+def boxes(operand, sharers: int, k: int = 0) -> Boxes:
+    """The transfers of a `SharedOperand` that `sharers` workgroups bring in equal parts. k: of the operand, if known:
+    where it is made of whole boxes, a K tile of several comes at once."""
+    if operand.along_k and operand.boxes > 1 and sharers == 1 and operand.rows <= BOX_MOST and k and k % operand.row == 0:
+        return Boxes((operand.row, operand.rows, operand.boxes), ((0, 0, 0),), (0, 0, 0))
     if operand.along_k:
         pieces = ceil(operand.rows / BOX_MOST)
         rows = operand.rows // pieces
@@ -315,10 +319,12 @@ def tensor_maps(p: GemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...]:
     one = (1,) if p.batched else ()
 
     def operand(name: str, shared, rows, sharers: int) -> TensorMap:
-        axes = ((p.k, 1), (rows, f"{name}_{'row' if name == 'a' else 'col'}"))
+        axes: Any = ((p.k, 1), (rows, f"{name}_{'row' if name == 'a' else 'col'}"))
         if not shared.along_k:
             axes = ((rows, 1), (p.k, f"{name}_{'col' if name == 'a' else 'row'}"))
-        box = boxes(shared, sharers).box
+        box = boxes(shared, sharers, p.k).box
+        if len(box) > len(axes):
+            axes = ((shared.row, 1), axes[1], (p.k // shared.row, shared.row))
         return TensorMap(f"{name}_map", name, (*axes, *batch(name)), (*box, *one), shared.swizzle)
 
     maps: tuple[TensorMap, ...] = (operand("a", a, "m", cfg.cluster[1]), operand("b", b, p.n, cfg.cluster[0]))
