@@ -26,13 +26,6 @@ def prefetch_bytes(pointer, size: Value) -> None:
     nvvm("cp.async.bulk.prefetch", pointer, size)
 
 
-def prefetch_box(tensor_map, at) -> None:
-    nvvm(
-        "cp.async.bulk.tensor.prefetch", tensor_map, *at, segments=(1, len(at), 0, 0),
-        mode="#nvvm.tma_load_mode<tile>",
-    )  # fmt: skip
-
-
 def policy(name: str) -> Value | None:
     """An L2 policy by its name in POLICIES, as `load_box` takes it; of "normal" none is needed."""
     return None if name == "normal" else constant(POLICIES[name], i64)
@@ -42,8 +35,8 @@ def load_box(tensor_map, to, barrier, at, hint: Value | None = None, multicast: 
     """Starts to bring the box at `at` (i32 Values, innermost first) to shared memory; its bytes count at `barrier`.
 
     By one thread. to: a pointer aligned to 128 bytes, and to the swizzle's period for the pattern to begin there.
-    hint: of L2, see `policy`. multicast: an i16 mask of workgroups of the cluster: each gets the box, at the same place, and its barrier the
-    count.
+    hint: of L2, see `policy`. multicast: an i16 mask of workgroups of the cluster: each gets the box, at the same
+    place, and its barrier the count.
     """
     into = llvm.addrspacecast(pointer(7), to)
     more = [] if multicast is None else [multicast]

@@ -53,7 +53,6 @@ class Sm90aConfig:
     overlap         "late": the launch may begin once the workgroups of the kernel ahead have ended, before what they
                     have written can be seen; "last": and lets the next kernel begin where there is room once the last
                     K tile has been asked for; "early": and lets it do so at once; "none"
-    skew
     tma_store       C leaves through shared memory by TMA, else by 16-byte stores
     """
 
@@ -76,7 +75,6 @@ class Sm90aConfig:
     warm: int = 0
     overlap: str = "none"
     tma_store: bool = False
-    skew: int = 0
 
     def __post_init__(self):
         for name in ("groups", "cluster"):
@@ -157,7 +155,6 @@ class Sm90aConfig:
             f"{self.warm} K tiles ahead" if self.warm else "",
             f"overlaps {self.overlap}" if self.overlap != "none" else "",
             "TMA stores" if self.tma_store else "",
-            f"skew {self.skew}" if self.skew else "",
             f"{self.group_m} rows together" if self.group_m != GROUP_M else "",
         ]
         head = f"{self.kind} {self.tile_m}x{self.tile_n}x{self.tile_k}, {self.stages} stages, {groups} groups"
@@ -181,7 +178,14 @@ class Boxes:
 def boxes(operand, sharers: int, k: int = 0) -> Boxes:
     """The transfers of a `SharedOperand` that `sharers` workgroups bring in equal parts. k: of the operand, if known:
     where it is made of whole boxes, a K tile of several comes at once."""
-    if operand.along_k and operand.boxes > 1 and sharers == 1 and operand.rows <= BOX_MOST and k and k % operand.row == 0:
+    if (
+        operand.along_k
+        and operand.boxes > 1
+        and sharers == 1
+        and operand.rows <= BOX_MOST
+        and k
+        and k % operand.row == 0
+    ):
         return Boxes((operand.row, operand.rows, operand.boxes), ((0, 0, 0),), (0, 0, 0))
     if operand.along_k:
         pieces = ceil(operand.rows / BOX_MOST)

@@ -21,7 +21,6 @@ from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 from templates.gemm.problem import LARGEST, GemmProblem
-from templates.gemm.sm90a import Stages, advance_bytes
 from templates.gemm.sm90a_config import (
     BLOCK_K,
     BLOCK_M,
@@ -32,6 +31,7 @@ from templates.gemm.sm90a_config import (
     shared_operands,
 )
 from templates.gemm.sm90a_output import Output
+from templates.gemm.sm90a_ring import Stages, advance_bytes
 
 from .arguments import declared
 from .problem import RUN_TIME, GroupedGemmProblem

@@ -20,9 +20,9 @@ from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 from templates.gemm import sm90a_cluster
 from templates.gemm.gfx950_operands import matrix
-from templates.gemm.sm90a import READY, Stages, bring_all
 from templates.gemm.sm90a_config import BLOCK_M, WARP, Sm90aConfig, tensor_maps, tma_reads
 from templates.gemm.sm90a_output import EARLY_SUMS, Output, Part
+from templates.gemm.sm90a_ring import READY, Stages, bring_all
 from templates.gemm.sm90a_work import Piece, Work
 
 from .arguments import declared
@@ -46,8 +46,8 @@ def why_not(p: ScaledGemmProblem) -> str | None:
 
 def limit(p: ScaledGemmProblem, cfg: Sm90aConfig) -> str | None:
     """The limit that a configuration runs into beyond those of the dense kernel, in words; None if it fits."""
-    if cfg.kind != "wgmma" or cfg.warm:
-        return "only wgmma configurations that do not warm up"
+    if cfg.kind != "wgmma" or cfg.warm or cfg.k_groups > 1:
+        return "only wgmma configurations that do not warm up, with warpgroups along M and N"
     if cfg.tile_k % PROMOTE:
         return f"K tiles of {cfg.tile_k}; they are whole multiples of {PROMOTE}"
     if cfg.blocks > 1:  # seen wrong on an H200; why is not known
