@@ -125,6 +125,16 @@ def cluster_barrier(ordered: bool = False) -> None:
     """All threads of all workgroups of the cluster that have not ended meet. ordered: and see what the others have
     written; else it orders no memory but initialised mbarriers (`fence_init`)."""
     nvvm("cluster.arrive" if ordered else "cluster.arrive.relaxed")
+    cluster_wait()
+
+
+def cluster_arrive() -> None:
+    """Counts this thread as come to the next `cluster_barrier`, and goes on. `cluster_wait` must follow."""
+    nvvm("cluster.arrive.relaxed")
+
+
+def cluster_wait() -> None:
+    """Until all threads of the cluster that have not ended have arrived."""
     nvvm("cluster.wait")
 
 

@@ -75,6 +75,8 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
             barriers.cluster_barrier()
         else:
             barriers.named_barrier(READY, cfg.workgroup_size)
+        if cfg.k_cluster:
+            barriers.cluster_arrive()
         (consume_in_turns if cfg.k_groups > 1 else consume)(k, p, cfg, work, given, ring)
 
     k.branch(mine, bring, multiply)
@@ -131,7 +133,7 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         acc = wgmma.fragment(k, layout, list(sums))
 
         if cfg.k_cluster:
-            sm90a_cluster.add_up(k, p, cfg, acc, ring.memory, barriers.cluster_rank(), output)
+            sm90a_cluster.add_up(k, p, cfg, acc, ring.inbox, barriers.cluster_rank(), output)
         elif work.shares:
             work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
         elif piece.inside is True:

@@ -235,11 +235,12 @@ def shelf_pitch(p: GemmProblem, columns: int) -> int:
 
 @dataclass(frozen=True)
 class Room:
-    """Shared memory of a workgroup, in bytes from its start: the ring's stages, shelves for C, then barriers. Where a
-    workgroup has one tile only, the shelves lie where the ring was."""
+    """Shared memory of a workgroup, in bytes from its start: the ring's stages, shelves for C, what others of a cluster
+    send, then barriers. Where a workgroup has one tile only, the shelves lie where the ring was."""
 
     stage: int
     shelves: int
+    inbox: int
     barriers: int
     total: int
 
@@ -251,8 +252,12 @@ def shared_memory(p: GemmProblem, cfg: Sm90aConfig) -> Room:
     beyond = max(0, BLOCK_M - a.rows) * a.swizzle  # wgmma reads 64 rows, whatever is there
     ring = up(cfg.stages * stage + beyond, STAGE_ALIGNMENT)
     shelves = 0 if cfg.one_tile else ring
-    barriers = max(ring, shelves + shelf_bytes(p, cfg))
-    return Room(stage, shelves, barriers, barriers + (2 * cfg.stages + 1) * BARRIER_BYTES)
+    inbox = barriers = max(ring, shelves + shelf_bytes(p, cfg))
+    if cfg.k_cluster:
+        from .sm90a_cluster import inbox_bytes
+
+        barriers += inbox_bytes(p, cfg)
+    return Room(stage, shelves, inbox, barriers, barriers + (2 * cfg.stages + 1) * BARRIER_BYTES)
 
 
 def shelf_bytes(p: GemmProblem, cfg: Sm90aConfig) -> int:
@@ -313,7 +318,7 @@ def copied_room(p: GemmProblem, cfg: Sm90aConfig) -> Room:
     b_start = cfg.stages * a.elements * a.bytes_each
     shelves = up(b_start + cfg.stages * b.elements * b.bytes_each, STAGE_ALIGNMENT)
     board = shelves + shelf_bytes(p, cfg)
-    return Room(b_start, shelves, board, board + BARRIER_BYTES)
+    return Room(b_start, shelves, board, board, board + BARRIER_BYTES)
 
 
 def tensor_maps(p: GemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...]:

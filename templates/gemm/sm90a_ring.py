@@ -60,6 +60,10 @@ class Stages:
         return advance_bytes(self.memory, self.room.shelves)
 
     @property
+    def inbox(self):
+        return advance_bytes(self.memory, self.room.inbox)
+
+    @property
     def board(self):
         """A word beside the barriers, for warpgroups that add up shared tiles."""
         return self.empty.at(self.cfg.stages)
@@ -102,6 +106,8 @@ def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stag
         barriers.cluster_barrier()
     else:
         barriers.named_arrive(READY, cfg.workgroup_size)
+    if cfg.k_cluster:
+        barriers.cluster_arrive()
 
     @k.when(first)
     def _():
@@ -112,6 +118,9 @@ def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stag
         produce(k, p, cfg, work, ring, rank)
         if cfg.overlap == "last":
             barriers.let_kernels_follow()
+
+    if cfg.k_cluster:
+        barriers.cluster_wait()
 
 
 def ask_ahead(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given) -> None:

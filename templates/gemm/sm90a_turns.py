@@ -17,11 +17,10 @@ from flykernels.targets import sm90a_wgmma as wgmma
 
 from .gfx950_operands import matrix
 from .problem import GemmProblem
-from .sm90a_cluster import VECTOR, inbox_start
-from .sm90a_config import WARPGROUP, Sm90aConfig, shared_memory
+from .sm90a_config import STAGE_ALIGNMENT, WARPGROUP, Sm90aConfig, shared_memory, shelf_bytes, up
 from .sm90a_output import Output
 from .sm90a_ring import READY, Stages, advance_bytes
-from .sm90a_work import Work
+from .sm90a_work import VECTOR, Work
 
 
 def why_not(p: GemmProblem, cfg: Sm90aConfig) -> str | None:
@@ -38,6 +37,11 @@ def why_not(p: GemmProblem, cfg: Sm90aConfig) -> str | None:
         if needed > cfg.stages * room.stage
         else None
     )
+
+
+def inbox_start(p: GemmProblem, cfg: Sm90aConfig) -> int:
+    """Bytes from the start of shared memory to where others' sums are left: after the shelves."""
+    return up(shelf_bytes(p, cfg), STAGE_ALIGNMENT)
 
 
 def consume_in_turns(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring: Stages) -> None:

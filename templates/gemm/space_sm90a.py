@@ -193,7 +193,7 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
         if cfg.cluster_size > 1 and (cfg.split_k > 1 or cfg.stream_k):
             return "workgroups that share a tile are no cluster"
         if cfg.k_cluster:
-            reason = sm90a_cluster.why_not(p, cfg, cfg.stages * shared_memory(p, cfg).stage)
+            reason = sm90a_cluster.why_not(p, cfg)
             if reason:
                 return reason
         if cfg.k_groups > 1:

@@ -103,6 +103,8 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
             barriers.cluster_barrier()
         else:
             barriers.named_barrier(READY, cfg.workgroup_size)
+        if cfg.k_cluster:
+            barriers.cluster_arrive()
         consume(k, p, cfg, work, given, ring)
 
     k.branch(k.thread >= cfg.multipliers, bring, multiply)
@@ -205,7 +207,7 @@ def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages
             barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
 
         if cfg.k_cluster:
-            sm90a_cluster.add_up(k, p, cfg, acc, ring.memory, barriers.cluster_rank(), output)
+            sm90a_cluster.add_up(k, p, cfg, acc, ring.inbox, barriers.cluster_rank(), output)
         elif work.shares:
             work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
         elif piece.inside is True:

@@ -54,7 +54,7 @@ TILES = [  # (configuration, N, M)
     (replace(SMALL, split_k=2, k_cluster=True), 200, 104),
     (Config(stages=6, split_k=2, k_cluster=True, overlap="late"), 256, 200),
     (Config(stages=6, tile_n=96, split_k=3, k_cluster=True), 256, 200),
-    (Config(tile_m=256, tile_n=128, stages=4, split_k=4, k_cluster=True), 256, 304),
+    (Config(tile_m=256, tile_n=128, stages=2, split_k=4, k_cluster=True), 256, 304),
     (Config(stages=3, cluster=(1, 2), overlap="late"), 256, 128),
     (Config(stages=3, split_k=3, overlap="early"), 256, 136),
     (Config(persistent=True, tma_store=True, overlap="early"), 2048, 2104),
