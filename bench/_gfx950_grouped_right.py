@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -42,28 +41,32 @@ class Outcome:
     wrong: str
 
 
-def attempts(p: GroupedGemmProblem, sample: int) -> Iterator[Outcome]:
+def tasks(p: GroupedGemmProblem, sample: int) -> list[tuple[GroupedGemmProblem, GroupedConfig]]:
     """Each candidate of a problem, or one in `sample`."""
-    name = f"{p.form} {p.groups} groups, T {p.tokens_hint}, {p.m or p.n} x {p.k or p.n}, {p.a},{p.b}"
-    kept = [c.config for c in candidates(p, gfx950).kept]
-    return tried(name, kept, sample, lambda config: build(p, config, gfx950), lambda config: run(p, config))
+    return [(p, config) for config in sampled(str(p), [c.config for c in candidates(p, gfx950).kept], sample)]
 
 
-def tried(
-    name: str, kept: list, sample: int, build: Callable[[Any], CodeObject], run: Callable[[Any], str]
-) -> Iterator[Outcome]:
-    """One configuration in `sample`, built in full size and run small."""
+def sampled(name: str, kept: list, sample: int) -> list:
     if not kept:
-        yield Outcome(name, "", 0.0, 0, "no candidate")
-    for config in random.Random(name).sample(kept, max(1, len(kept) // sample)) if kept else ():
-        start = time.process_time()
-        try:
-            code = build(config)
-        except (TraceError, ValueError) as e:
-            yield Outcome(name, str(config), time.process_time() - start, 0, str(e))
-            continue
-        spent = time.process_time() - start
-        yield Outcome(name, str(config), spent, code.spills + code.scratch_bytes, run(config))
+        raise ValueError(f"{name} has no candidate")
+    return random.Random(name).sample(kept, max(1, len(kept) // sample))
+
+
+def tried(task: tuple[GroupedGemmProblem, GroupedConfig]) -> Outcome:
+    """One configuration, built in full size and run small."""
+    p, config = task
+    name = f"{p.form} {p.groups} groups, T {p.tokens_hint}, {p.m or p.n} x {p.k or p.n}, {p.a},{p.b}"
+    return outcome(name, config, lambda: build(p, config, gfx950), lambda: run(p, config))
+
+
+def outcome(name: str, config, build: Callable[[], CodeObject], run: Callable[[], str]) -> Outcome:
+    start = time.process_time()
+    try:
+        code = build()
+    except (TraceError, ValueError) as e:
+        return Outcome(name, str(config), time.process_time() - start, 0, str(e))
+    spent = time.process_time() - start
+    return Outcome(name, str(config), spent, code.spills + code.scratch_bytes, run())
 
 
 def small(p: GroupedGemmProblem, config: GroupedConfig) -> tuple[GroupedGemmProblem, np.ndarray]:

@@ -3,7 +3,6 @@ tiles, as bench/_gfx950_grouped_right.py does with the dense ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,7 @@ from templates.grouped_gemm.scaled.reference import reference
 from templates.grouped_gemm.scaled.space import candidates
 from templates.scaled_gemm.reference import wrong
 
-from ._gfx950_grouped_right import NAN, RUN_WORKGROUPS, SPARE, Outcome, tried
+from ._gfx950_grouped_right import NAN, RUN_WORKGROUPS, SPARE, Outcome, outcome, sampled
 from .simcases.case import from_bf16
 
 FORMATS = {"mxfp8": "f8E4M3FN", "mxfp4": "f4E2M1FN"}
@@ -33,11 +32,16 @@ def problem(kind: str, groups: int, tokens: int, n: int, k: int) -> ScaledGroupe
     return ScaledGroupedProblem("m", groups, n=n, k=k, a_dtype=code, b_dtype=code, tokens_hint=groups * tokens)
 
 
-def attempts(p: ScaledGroupedProblem, sample: int) -> Iterator[Outcome]:
+def tasks(p: ScaledGroupedProblem, sample: int) -> list[tuple[ScaledGroupedProblem, ScaledGroupedConfig]]:
     """Each candidate of a problem, or one in `sample`."""
+    return [(p, config) for config in sampled(str(p), [c.config for c in candidates(p, gfx950).kept], sample)]
+
+
+def tried(task: tuple[ScaledGroupedProblem, ScaledGroupedConfig]) -> Outcome:
+    """One configuration, built in full size and run small."""
+    p, config = task
     name = f"{p.a_dtype} {p.groups} groups, T {p.tokens_hint}, {p.n} x {p.k}"
-    kept = [c.config for c in candidates(p, gfx950).kept]
-    return tried(name, kept, sample, lambda config: build(p, config, gfx950), lambda config: run(p, config))
+    return outcome(name, config, lambda: build(p, config, gfx950), lambda: run(p, config))
 
 
 def run(problem: ScaledGroupedProblem, config: ScaledGroupedConfig) -> str:

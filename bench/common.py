@@ -15,11 +15,13 @@ import datetime
 import importlib.metadata
 import json
 import math
+import multiprocessing
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,28 @@ def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
             progress.update(task, completed=n)
             if not progress.console.is_terminal:
                 progress.console.print(f"{what}: {n} of {len(items)}")
+
+
+def spread(
+    do: Callable[[Any], Any],
+    items: Sequence[Any],
+    jobs: int,
+    what: str,
+    begin: Callable[..., Any] | None = None,
+    given: tuple = (),
+) -> Iterator[Any]:
+    """do(item) of each item, in their order, by so many processes (1: in this one), with `tracked`'s progress.
+
+    begin, given: begin(*given) is called first in each process. All must be picklable."""
+    if jobs == 1:
+        if begin is not None:
+            begin(*given)
+        yield from map(do, tracked(items, what))
+        return
+    context = multiprocessing.get_context("spawn")  # rich has threads, which a fork would not take along
+    with ProcessPoolExecutor(min(jobs, max(1, len(items))), context, begin, given) as pool:
+        for made, _ in zip(pool.map(do, items), tracked(items, what), strict=True):
+            yield made
 
 
 @dataclass

@@ -49,7 +49,8 @@ def _on_gfx950(p: ScaledGroupedProblem, target) -> Space:
     )
     found = space_gfx950.candidates(alike, target)
     space = Space(dropped=found.dropped)
-    room = limits.shared_bytes - space_gfx950.table_bytes(p.groups, len(scalars(p)), limits)
+    tables = space_gfx950.table_bytes(p.groups, len(scalars(p)), limits)
+    room = limits.shared_bytes - tables
     for c in found.kept:
         tile = scaled.of_dense(d, c.config.tile)
         reason = scaled.limit(d, tile, limits)
@@ -58,7 +59,8 @@ def _on_gfx950(p: ScaledGroupedProblem, target) -> Space:
         if tile.lds_bytes(d) > room:
             reason = reason or f"{tile.lds_bytes(d)} bytes of LDS; {room} are left beside the table of groups"
         if reason is None:
-            space.kept.append(Candidate(ScaledGroupedConfig(tile, c.config.workgroups), c.reason))
+            fit = limits.compute_units * (limits.shared_bytes // (tile.lds_bytes(d) + tables))
+            space.kept.append(Candidate(ScaledGroupedConfig(tile, min(c.config.workgroups, fit)), c.reason))
         else:
             space.dropped.append(Dropped(tile, reason))
     return space
