@@ -53,7 +53,9 @@ def find_triton():
     """(assemble, link) of Triton's AMD back end, or None."""
     try:
         compiler = importlib.import_module("triton.backends.amd.compiler")
-        native = importlib.import_module("triton._C.libtriton").amd
+        library = importlib.import_module("triton._C.libtriton")
+        native = library.amd
+        library.llvm.init_targets()  # before 3.9 nobody has, until Triton compiles something itself
         assemble = getattr(compiler, "assemble_amdgcn", None) or native.assemble_amdgcn  # the latter before 3.9
         return assemble, native.link_hsaco
     except (ImportError, AttributeError):
