@@ -8,7 +8,7 @@ those tiles are; the rest of C must be left alone."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -45,7 +45,6 @@ class Task:
 class Ran:
     """workgroups, tiles: of so many of the launch's; wrong: a finding, a fault, a wrong value, or ""."""
 
-    task: Task
     config: str
     workgroups: int
     of_workgroups: int
@@ -119,8 +118,8 @@ def chosen(p: GroupedGemmProblem, config: GroupedConfig, sizes: list[int], every
     return run, found, 0
 
 
-def tried(task: Task) -> Ran:
-    """Builds a candidate, runs what is chosen, compares with f64."""
+def tried(task: Task) -> dict:
+    """Builds a candidate, runs what is chosen, compares with f64. A Ran as a dictionary."""
     p, sizes = problem(task.case, task.part), task.case.sizes
     kept = [c.config for c in candidates(p, gfx950).kept]
     config = kept[task.number % len(kept)]
@@ -129,7 +128,7 @@ def tried(task: Task) -> Ran:
     code = build(p, config, gfx950)
     wrong = f"{code.spills} spills" if code.spills or code.scratch_bytes else ""
     wrong = wrong or launched(p, config, code, task.case, [every[n] for n in numbers], run, begin)
-    return Ran(task, str(config), len(run), config.workgroups, len(numbers), len(every), wrong)
+    return asdict(Ran(str(config), len(run), config.workgroups, len(numbers), len(every), wrong))
 
 
 def launched(p, config: GroupedConfig, code, case: Case, mine: list[Tile], run: list[int], begin: int) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -122,6 +123,24 @@ def spread(
     with ProcessPoolExecutor(min(jobs, max(1, len(items))), context, begin, given) as pool:
         for made, _ in zip(pool.map(do, items), tracked(items, what), strict=True):
             yield made
+
+
+def resumed(
+    do: Callable[[Any], Any], items: Sequence[Any], jobs: int, what: str, file: Path | None, version: str
+) -> list[Any]:
+    """As `spread`, what comes of each item (plain JSON values) kept in `file` as it comes: a bench that is stopped, or
+    several of which each does some, go on from there. version: of what the results depend on besides the items."""
+    key = lambda item: hashlib.sha256(f"{version} {what} {item!r}".encode()).hexdigest()
+    known = {}
+    if file is not None and file.exists():
+        known = dict(json.loads(line) for line in file.read_text().splitlines())
+    missing = [item for item in items if key(item) not in known]
+    for item, made in zip(missing, spread(do, missing, jobs, what), strict=True):
+        known[key(item)] = made
+        if file is not None:
+            with file.open("a") as f:
+                f.write(json.dumps([key(item), made], default=_plain) + "\n")
+    return [known[key(item)] for item in items]
 
 
 @dataclass

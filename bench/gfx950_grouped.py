@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from flykernels.targets import gfx950
+from templates.digest import digest
 from templates.grouped_gemm.problem import GroupedGemmProblem
 from templates.grouped_gemm.schedule import turns, walk
 from templates.grouped_gemm.space import candidates
@@ -21,7 +22,7 @@ from . import _gfx950_grouped_right, _gfx950_grouped_whole, _gfx950_scaled_group
 from ._gfx950_grouped_predicted import predicted
 from ._gfx950_grouped_right import Outcome
 from ._grouped_suite import Case, cases
-from .common import Report, parser, spread
+from .common import Report, parser, resumed
 
 PARTS = ("predicted", "balance", "right", "whole", "scaled")
 
@@ -86,27 +87,29 @@ def other_problems() -> Iterator[GroupedGemmProblem]:
         yield GroupedGemmProblem("batch", groups, n=520, k=512, b="row", tokens_hint=tokens)
 
 
-def right(report: Report, sample: int, jobs: int) -> None:
+def right(report: Report, sample: int, jobs: int, save: Path | None) -> None:
     """Every candidate of the suite's problems and of `other_problems`: compiled for their sizes to see what it costs,
     run on a few groups with fewer columns and K tiles."""
     problems = [*dict.fromkeys(forward(c) for c in cases()), *other_problems()]
-    tasks = [t for p in problems for t in _gfx950_grouped_right.tasks(p, sample)]
-    checked(report, list(spread(_gfx950_grouped_right.tried, tasks, jobs, "kernels")), sample, "")
+    tasks = _gfx950_grouped_right.dense_tasks(problems, sample)
+    found = resumed(_gfx950_grouped_right.tried, tasks, jobs, "kernels", save, digest("grouped_gemm"))
+    checked(report, found, sample, "")
 
 
-def whole(report: Report, jobs: int) -> None:
+def whole(report: Report, jobs: int, save: Path | None) -> None:
     """Every case forward and backward in its own size, some workgroups of each launch."""
     parts = _gfx950_grouped_whole.PARTS
     tasks = [_gfx950_grouped_whole.Task(case, part, n) for n, case in enumerate(cases()) for part in parts]
     tasks.sort(key=lambda t: t.case.total, reverse=True)
     wrong = 0
-    ran = list(spread(_gfx950_grouped_whole.tried, tasks, jobs, "launches"))
-    for r in ran:
+    found = resumed(_gfx950_grouped_whole.tried, tasks, jobs, "launches", save, digest("grouped_gemm"))
+    ran = [(task, _gfx950_grouped_whole.Ran(**made)) for task, made in zip(tasks, found, strict=True)]
+    for task, r in ran:
         if r.wrong:
             wrong += 1
-            report.note(f"{r.task.case}, {r.task.part}: {r.config}: {r.wrong}")
+            report.note(f"{task.case}, {task.part}: {r.config}: {r.wrong}")
     for part in parts:
-        some = [r for r in ran if r.task.part == part]
+        some = [r for task, r in ran if task.part == part]
         count = lambda name, some=some: sum(getattr(r, name) for r in some)
         report.row(
             part=part, launches=len(some), all_of=sum(r.tiles == r.of_tiles for r in some), tiles=count("tiles"),
@@ -115,16 +118,18 @@ def whole(report: Report, jobs: int) -> None:
     report.bar("launches in the suite's own sizes that are wrong or have a finding, simulated", wrong, at_most=0)
 
 
-def scaled(report: Report, sample: int, jobs: int) -> None:
-    """The same for the suite's problems in MXFP8 and MXFP4."""
+def scaled(report: Report, sample: int, jobs: int, save: Path | None) -> None:
+    """The same for the suite's problems in MXFP8 and MXFP4, their weights' gradients, and in FP8 with a scale for each
+    row and column."""
     shapes = [*dict.fromkeys((c.groups, c.tokens, c.n, c.k) for c in cases())]
-    problems = [_gfx950_scaled_grouped.problem(kind, *s) for kind in _gfx950_scaled_grouped.FORMATS for s in shapes]
-    tasks = [t for p in problems for t in _gfx950_scaled_grouped.tasks(p, sample)]
-    found = list(spread(_gfx950_scaled_grouped.tried, tasks, jobs, "scaled kernels"))
-    checked(report, found, sample, "MXFP8 and MXFP4 ")
+    problems = [_gfx950_scaled_grouped.problem(kind, *s) for kind in _gfx950_scaled_grouped.KINDS for s in shapes]
+    tasks = _gfx950_scaled_grouped.tasks(problems, sample)
+    found = resumed(_gfx950_scaled_grouped.tried, tasks, jobs, "scaled kernels", save, digest("grouped_gemm"))
+    checked(report, found, sample, "scaled ")
 
 
-def checked(report: Report, found: list[Outcome], sample: int, which: str) -> None:
+def checked(report: Report, tried: list[list[dict]], sample: int, which: str) -> None:
+    found = [Outcome(**made) for some in tried for made in some]
     wrong, spilled = [], []
     for outcome in found:
         if outcome.wrong:
@@ -133,7 +138,7 @@ def checked(report: Report, found: list[Outcome], sample: int, which: str) -> No
         if outcome.spills:
             spilled.append(outcome)
             report.note(f"{outcome.problem}: {outcome.config}: {outcome.spills} spills")
-    report.row(kernels=f"{which}grouped", kernels_compiled_and_run=len(found), one_in=sample)
+    report.row(kernels=f"{which}grouped", compiled=len(found), run=len(tried), one_in=sample)
     report.bar(f"{which}kernels that are wrong or have a finding, simulated", len(wrong), at_most=0)
     report.bar(f"{which}kernels with spills or scratch", len(spilled), at_most=0)
     report.bar(
@@ -149,7 +154,7 @@ def main(argv: list[str]) -> int:
     options.add_argument(
         "--sample", type=int, default=1, metavar="N", help="right, scaled: one in N candidates of a problem"
     )
-    options.add_argument("--save", type=Path, metavar="FILE", help="predicted: save here as it goes, and go on from it")
+    options.add_argument("--save", type=Path, metavar="FILE", help="keep what is done here, and go on from it")
     options.add_argument("--crowd", action="store_true", help="predicted: Triton also with more programs a unit")
     options.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     chosen = options.parse_args(argv)
@@ -163,9 +168,9 @@ def main(argv: list[str]) -> int:
     if "predicted" in parts:
         predicted(report, list(cases()), chosen.jobs, chosen.save, chosen.crowd)
     if "right" in parts:
-        right(report, chosen.sample, chosen.jobs)
+        right(report, chosen.sample, chosen.jobs, chosen.save)
     if "whole" in parts:
-        whole(report, chosen.jobs)
+        whole(report, chosen.jobs, chosen.save)
     if "scaled" in parts:
-        scaled(report, chosen.sample, chosen.jobs)
+        scaled(report, chosen.sample, chosen.jobs, chosen.save)
     return report.close(chosen.json)
