@@ -25,7 +25,7 @@ from typing import Any
 
 from tuning_cache import FAILED, Entry, Key, Timing
 
-from . import ranks, settings
+from . import asked, ranks, settings
 from .counters import counters
 from .fingerprint import versions
 from .settings import PinnedMiss
@@ -83,11 +83,13 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
     entry = store.lookup(key)
     known = entry if entry is not None and entry.winner else None
     if known is None and mode == "tune" and not may_measure:
+        _missed(key)
         return None, False
     turn = ranks.ask(key, known, mode == "tune")
     if turn.entry is not None:
         counters["from cache"] += 1
         return _ours(turn.entry), True
+    _missed(key)
     if mode == "pinned-strict":
         raise PinnedMiss(
             f"FLYKERNELS_MODE=pinned-strict, and the cache does not know {key.op} {key.problem}. Run `flykernels "
@@ -121,6 +123,12 @@ def settled(what: str, serve: Callable[[], None], aten: Callable[[], None]) -> s
         log.warning("%s: no kernel (%s: %s); ATen serves it", what, type(e).__name__, e)
         aten()
     return None
+
+
+def _missed(key: Key) -> None:
+    """Notes what the cache does not know, unless a warmup asks."""
+    if asked.listener() is None:
+        settings.missed(key)
 
 
 def apart(work: Callable[[], Any]) -> Any:
