@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import statistics
 import threading
 import time
@@ -24,7 +25,7 @@ from typing import Any
 
 from tuning_cache import FAILED, Entry, Key, Timing
 
-from . import ranks, settings
+from . import asked, ranks, settings
 from .counters import counters
 from .fingerprint import versions
 from .settings import PinnedMiss
@@ -82,11 +83,13 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
     entry = store.lookup(key)
     known = entry if entry is not None and entry.winner else None
     if known is None and mode == "tune" and not may_measure:
+        _missed(key)
         return None, False
     turn = ranks.ask(key, known, mode == "tune")
     if turn.entry is not None:
         counters["from cache"] += 1
         return _ours(turn.entry), True
+    _missed(key)
     if mode == "pinned-strict":
         raise PinnedMiss(
             f"FLYKERNELS_MODE=pinned-strict, and the cache does not know {key.op} {key.problem}. Run `flykernels "
@@ -120,6 +123,12 @@ def settled(what: str, serve: Callable[[], None], aten: Callable[[], None]) -> s
         log.warning("%s: no kernel (%s: %s); ATen serves it", what, type(e).__name__, e)
         aten()
     return None
+
+
+def _missed(key: Key) -> None:
+    """Notes what the cache does not know, unless a warmup asks."""
+    if asked.listener() is None:
+        settings.missed(key)
 
 
 def apart(work: Callable[[], Any]) -> Any:
@@ -253,13 +262,13 @@ def interleaved(
     turns, total = {}, 0.0
     for name, use in ways:
         use()
-        once = 0.0
+        once = math.inf  # the least of some: one that is interrupted must not stand for a short call
         for _ in range(3):
             wait()
             start = time.perf_counter()
             run()
             wait()
-            once = time.perf_counter() - start
+            once = min(once, time.perf_counter() - start)
             if once >= LONG_SECONDS:
                 break
         turns[name] = max(1, int(TURN_SECONDS / max(once, 1e-7)))
