@@ -111,6 +111,19 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
     return _ours(entry) if ranks.publish(key, entry) else None, True
 
 
+def settled(what: str, serve: Callable[[], None], aten: Callable[[], None]) -> str | None:
+    """Decides for a door: serve() puts who serves a call. A message that the call is to fail with, or None; after any
+    other failure aten(), and the log says why."""
+    try:
+        serve()
+    except PinnedMiss as e:
+        return str(e)
+    except Exception as e:
+        log.warning("%s: no kernel (%s: %s); ATen serves it", what, type(e).__name__, e)
+        aten()
+    return None
+
+
 def _missed(key: Key) -> None:
     """Notes what the cache does not know, unless a warmup asks."""
     if asked.listener() is None:
