@@ -146,7 +146,7 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits
             yield config, "workgroups begin together"
             yield replace(config, evict="none"), "workgroups begin together, B stays in L2"
             if not config.stream_k:
-                yield replace(early, warm=True), "B is asked for before the kernel ahead has ended"
+                yield replace(early, warm=config.stages), "B is asked for before the kernel ahead has ended"
     elif p.m_hint <= STREAMING_M:
         # workgroups that read the same at the same time read it once, which an early start would break up
         late = replace(config, overlap="late")

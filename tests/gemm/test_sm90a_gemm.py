@@ -33,7 +33,7 @@ CASES = {
     "C in pairs": (replace(NT, n=4090, align_c=4, residual=True), SMALL),
     "C one by one": (replace(NT, n=4095, align_c=2), SMALL),
     "split": (NT, replace(SMALL, split_k=4)),
-    "split in a cluster": (replace(NT, residual=True), Config(stages=6, split_k=3, k_cluster=True, overlap="late")),
+    "split in a cluster": (replace(NT, residual=True), Config(stages=5, split_k=3, k_cluster=True, overlap="late")),
     "overlaps": (NT, replace(SMALL, overlap="last", warm=8)),
     "streamed": (NT, Config(stream_k=132)),
     "batched": (replace(NT, batched=True), Config(persistent=True)),
