@@ -50,8 +50,6 @@ def limit(p: ScaledGemmProblem, cfg: Sm90aConfig) -> str | None:
         return "only wgmma configurations that do not warm up, with warpgroups along M and N"
     if cfg.tile_k % PROMOTE:
         return f"K tiles of {cfg.tile_k}; they are whole multiples of {PROMOTE}"
-    if cfg.blocks > 1:  # seen wrong on an H200; why is not known
-        return f"{cfg.blocks} blocks of {BLOCK_M} rows for a warpgroup; scales of A are applied to one"
     if not p.fast_accum and cfg.sums > SUMS_MOST:
         return f"{cfg.sums} sums a thread, twice: wgmma's and those of all of K. At most {SUMS_MOST} fit into registers"
     return None

@@ -24,6 +24,7 @@ BIG = Config(tile_k=128, stages=4)
 CASES = {
     "small M": (P, Config(tile_m=16, tile_n=32, tile_k=256, stages=12, groups=(1, 1), evict="b", overlap="early")),
     "as many sums as fit": (P, replace(BIG, tile_n=192, persistent=True, overlap="early")),
+    "two blocks of rows a warpgroup": (P, replace(BIG, tile_m=256, tile_n=96, persistent=True, overlap="early")),
     "C by TMA": (P, replace(BIG, tile_n=96, persistent=True, tma_store=True)),
     "fast": (
         replace(P, fast_accum=True, bias="row"),
