@@ -12,18 +12,11 @@ from .sm90a_nvvm import nvvm, pointer
 
 # createpolicy's encodings of L2 policies for all lines of a transfer, as `createpolicy.fractional` gives them
 POLICIES = {"normal": 0x1000000000000000, "evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
-TMA_ALIGNMENT = 16  # bytes: of addresses and strides in memory
 
 
 def prefetch_map(tensor_map) -> None:
     """Brings a tensor map into the cache that TMA reads it from."""
     nvvm("prefetch", tensor_map, tensormap=True)
-
-
-def prefetch_bytes(pointer, size: Value) -> None:
-    """Starts to bring `size` (an i32, a multiple of 16) bytes from a pointer into device memory, a multiple of 16 too,
-    to L2: past tensor maps, and whoever may be about to write there, since L2 is what all see."""
-    nvvm("cp.async.bulk.prefetch", pointer, size)
 
 
 def policy(name: str) -> Value | None:

@@ -12,7 +12,7 @@ from math import ceil
 
 from flykernels.targets.gpu import GpuLimits
 
-from . import sm90a_cluster, sm90a_turns
+from . import sm90a_cluster
 from .problem import GemmProblem
 from .sm90a import why_not
 from .sm90a_config import (
@@ -145,8 +145,6 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits
         if best:
             yield config, "workgroups begin together"
             yield replace(config, evict="none"), "workgroups begin together, B stays in L2"
-            if not config.stream_k:
-                yield replace(early, warm=config.stages), "B is asked for before the kernel ahead has ended"
     elif p.m_hint <= STREAMING_M:
         # workgroups that read the same at the same time read it once, which an early start would break up
         late = replace(config, overlap="late")
@@ -187,7 +185,7 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
         if cfg.columns % COLUMN_STEP or cfg.columns > COLUMNS_MOST:
             return f"{cfg.columns} columns a warpgroup; wgmma and the output take multiples of 16 up to {COLUMNS_MOST}"
         room = shared_memory(p, cfg).total
-        most = SUMS_MOST[min(2, cfg.groups[0] * cfg.groups[1])]
+        most = SUMS_MOST[min(2, cfg.multipliers // WARPGROUP)]
         if cfg.sums > most:
             return f"{cfg.sums} sums a thread; at most {most} fit into registers beside addresses"
         if cfg.cluster_size > 1 and (cfg.split_k > 1 or cfg.stream_k):
@@ -196,12 +194,6 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
             reason = sm90a_cluster.why_not(p, cfg)
             if reason:
                 return reason
-        if cfg.k_groups > 1:
-            reason = sm90a_turns.why_not(p, cfg)
-            if reason:
-                return reason
-        if cfg.warm and cfg.stream_k:
-            return "a workgroup whose K steps are dealt out asks for none ahead"
         if cfg.tma_store and not stores_wide(p):
             return "C is not aligned to 16 bytes, which TMA needs"
         if cfg.tma_store and cfg.columns * p.output_type.bytes < SWIZZLE_MOST:
