@@ -21,6 +21,7 @@ from .sm90a_config import (
     COLUMNS_MOST,
     SWIZZLE_MOST,
     WARP,
+    WARPGROUP,
     Sm90aConfig,
     copied_room,
     shared_memory,

@@ -97,7 +97,6 @@ def test_not_served(p, words):
     (replace(SMALL, tile_k=64), "multiples of 128"),
     (replace(BIG, tile_n=256), f"At most {SUMS_MOST}"),
     (replace(SMALL, kind="mma"), "only wgmma"),
-    (replace(SMALL, kind="mma"), "only wgmma"),
 ])  # fmt: skip
 def test_configurations_that_do_not_fit(config, words):
     assert words in limit(P, config)
