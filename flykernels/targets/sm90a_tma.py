@@ -12,6 +12,7 @@ from .sm90a_nvvm import nvvm, pointer
 
 # createpolicy's encodings of L2 policies for all lines of a transfer, as `createpolicy.fractional` gives them
 POLICIES = {"normal": 0x1000000000000000, "evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
+TMA_ALIGNMENT = 16  # bytes: of addresses and strides in memory
 
 
 def prefetch_map(tensor_map) -> None:
