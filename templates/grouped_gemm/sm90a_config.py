@@ -9,6 +9,6 @@ from templates.gemm.sm90a_config import Sm90aConfig
 
 @dataclass(frozen=True)
 class GroupedSm90aConfig(Sm90aConfig):
-    """See Sm90aConfig; workgroups stay (`persistent`), split_k, stream_k, cluster and warm are not used."""
+    """See Sm90aConfig; workgroups stay (`persistent`), split_k, stream_k, cluster and keep are not used."""
 
     persistent: bool = True
