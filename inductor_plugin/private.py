@@ -47,6 +47,7 @@ OPTIONAL = {
     "register_inductor_choices": "torch._inductor.choices:register_inductor_choices",  # 2.15 on
     "post_grad_passes": "torch._inductor.compile_fx:post_grad_passes",
     "MultiTemplateBuffer": "torch._inductor.ir:MultiTemplateBuffer",
+    "fallback_handler": "torch._inductor.lowering:fallback_handler",
     "benchmarker": "torch._inductor.runtime.benchmarking:benchmarker",
 }
 
@@ -243,6 +244,32 @@ def teach_scaled_shapes() -> None:
         op.py_kernels[key] = made  # what tracing with Python's dispatcher calls
         op._dispatch_cache.clear()
         _library("Meta").impl(name, made, allow_override=True)  # and what fake tensors by themselves do
+
+
+def teach_scaled_grouped() -> None:
+    """Let Inductor lower _scaled_grouped_mm where ATen has no kernel, and trace and lower _scaled_grouped_mm_v2 where
+    this torch has it and cannot. Once a process."""
+    import torch
+
+    from . import lower_scaled_grouped as lower
+
+    names, aten, key = load().names, torch.ops.aten, torch._C.DispatchKey.Meta
+    first, second = (getattr(getattr(aten, f"_scaled_grouped_mm{v}", None), "default", None) for v in ("", "_v2"))
+    original = names.lowerings.get(first)
+    if original is None or names.fallback_handler is None or getattr(original, "of_flykernels", False):
+        return
+    made: Any = lower.lowering(original, lambda op, *boxes: names.fallback_handler(op)(*boxes))
+    made.of_flykernels = True
+    names.lowerings[first] = made
+    if second is None:
+        return
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(second.name(), "Meta"):
+        second.py_kernels[key] = meta = lower.second_meta(first)
+        second._dispatch_cache.clear()
+        _library("Meta").impl("_scaled_grouped_mm_v2", meta)
+    if second not in names.lowerings:
+        otherwise = lambda *args, **more: names.fallback_handler(second)(*args, **more)
+        names.register_lowering(second, type_promotion_kind=None)(lower.second_lowering(made, original, otherwise))
 
 
 def pointwise_follows() -> bool:
