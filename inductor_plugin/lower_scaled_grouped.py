@@ -110,6 +110,21 @@ def lowering(original: Callable, call: Callable) -> Callable:
     return lowered
 
 
+def but_ours(falls_back: Callable, ops: tuple) -> Callable:
+    """Inductor's `does this node go to ATen, for its operands' types?`, which says no of `ops` where ATen has none."""
+
+    def asked(node: Any, *args: Any, **more: Any) -> Any:
+        from . import install
+
+        if node.target in ops and install.active():
+            device = getattr(node.args[0].meta.get("val"), "device", None)
+            if device is not None and not _atens(device):
+                return False
+        return falls_back(node, *args, **more)
+
+    return asked
+
+
 def _atens(device: torch.device) -> bool:
     """Whether ATen has kernels of _scaled_grouped_mm for a device: it has for NVIDIA GPUs."""
     return device.type == "cuda" and torch.version.hip is None

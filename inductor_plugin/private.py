@@ -48,6 +48,7 @@ OPTIONAL = {
     "post_grad_passes": "torch._inductor.compile_fx:post_grad_passes",
     "MultiTemplateBuffer": "torch._inductor.ir:MultiTemplateBuffer",
     "fallback_handler": "torch._inductor.lowering:fallback_handler",
+    "graph": "torch._inductor.graph",  # its fallback_node_due_to_unsupported_type
     "benchmarker": "torch._inductor.runtime.benchmarking:benchmarker",
 }
 
@@ -254,10 +255,15 @@ def teach_scaled_grouped() -> None:
     from . import lower_scaled_grouped as lower
 
     names, aten, key = load().names, torch.ops.aten, torch._C.DispatchKey.Meta
-    first, second = (getattr(getattr(aten, f"_scaled_grouped_mm{v}", None), "default", None) for v in ("", "_v2"))
+    op: Any = lambda name: getattr(getattr(aten, name, None), "default", None)
+    first, second = op("_scaled_grouped_mm"), op("_scaled_grouped_mm_v2")
     original = names.lowerings.get(first)
-    if original is None or names.fallback_handler is None or getattr(original, "of_flykernels", False):
+    falls_back: Any = getattr(names.graph, "fallback_node_due_to_unsupported_type", None)
+    wanted = (original, names.fallback_handler, falls_back)
+    if None in wanted or getattr(original, "of_flykernels", False):
         return
+    # Inductor calls ATen for all that has E8M0 operands but a few products, of which these are none
+    names.graph.fallback_node_due_to_unsupported_type = lower.but_ours(falls_back, (first, second))
     made: Any = lower.lowering(original, lambda op, *boxes: names.fallback_handler(op)(*boxes))
     made.of_flykernels = True
     names.lowerings[first] = made
