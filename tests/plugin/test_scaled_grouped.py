@@ -70,9 +70,24 @@ def test_a_scale_for_each_row_and_column():
     assert right(got, a, b, s, t, offs)
 
 
-@pytest.mark.parametrize("k", [96, 256])
-def test_mx_blocks_are_taken_apart(k):
-    a, b, s, t, offs = forward_operands(k)
+@pytest.mark.parametrize(("rows", "k"), [(48, 96), (200, 256)])
+def test_plain_scales(rows, k):
+    """Of operands whose rows have groups, of stacks, and where what is summed over has groups."""
+    a, b, s, t, offs = forward_operands(k, rows)
+    raw = lambda x: x.view(torch.uint8)
+    own = int(offs[-1])
+    got = plain_scales(by_groups_of_rows(s, offs), a, offs, True, False)
+    assert torch.equal(raw(got)[:own], raw(s)[:own])
+    assert torch.equal(raw(plain_scales(torch.stack([swizzled(x) for x in t]), b, None, False, True)), raw(t))
+    a, b, s, t, offs = gradient_operands(rows, rows + 90)
+    own = int(offs[-1]) // 32
+    for x, scale, across in ((a, s, False), (b, t, True)):
+        got = plain_scales(by_groups_of_blocks(scale, offs), x, offs, False, across)
+        assert torch.equal(raw(got)[:, :own], raw(scale)[:, :own])
+
+
+def test_mx_blocks_are_taken_apart():
+    a, b, s, t, offs = forward_operands()
     swizzled_b = torch.stack([swizzled(x) for x in t])
     got, code = run_and_get_code(compile_with(first), a, b, by_groups_of_rows(s, offs), swizzled_b, offs)
     assert ours_ran(code)
@@ -118,7 +133,7 @@ def second(recipe: str, swizzle: str):
     return lambda a, b, s, t, offs: scaled_grouped_mm(a, b, s, how, t, how, where, where, offs=offs)
 
 
-@pytest.mark.parametrize("which", ["row", "swizzled", "plain", "plain gradient", "plain FP4"])
+@pytest.mark.parametrize("which", ["row", "swizzled", "plain gradient", "plain FP4"])
 def test_the_public_function(which):
     """F.scaled_grouped_mm, which torch 2.13 cannot trace by itself; older ones have none."""
     if not HAS_SECOND:
@@ -140,19 +155,13 @@ def test_the_public_function(which):
     assert right(got, a, b, s, t, offs)
 
 
-@pytest.mark.parametrize(
-    ("offs", "words"), [((5, 3, 9, 9, 9, 9), "must not decrease"), ((5, 5, 5, 5, 5, 99), "past the end")]
-)
-def test_nonsense_in_offs_is_an_error(offs, words):
+def test_nonsense_in_offs_is_an_error():
     """ATen has no kernel that would say what becomes of it."""
-    (
-        a,
-        b,
-        *_,
-    ) = forward_operands()
-    s, t = torch.rand(TOKENS), torch.rand(6, 48)
-    with pytest.raises(ValueError, match=words):
-        compile_with(first)(a, b, s, t, torch.tensor(offs, dtype=torch.int32))
+    a, b, *_ = forward_operands()
+    s, t, function = torch.rand(TOKENS), torch.rand(6, 48), compile_with(first)
+    for offs, words in (((5, 3, 9, 9, 9, 9), "must not decrease"), ((5, 5, 5, 5, 5, 99), "past the end")):
+        with pytest.raises(ValueError, match=words):
+            function(a, b, s, t, torch.tensor(offs, dtype=torch.int32))
 
 
 def test_too_few_scales_are_an_error():
