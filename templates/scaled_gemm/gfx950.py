@@ -41,10 +41,22 @@ def why_not(p: ScaledGemmProblem) -> str | None:
     return None
 
 
+def uneven(p: Any, cfg: ScaledConfig) -> str | None:
+    """Why K cannot be cut as a configuration says, in words; None if it can: a slice's last K tile would take in what
+    is the next slice's, or lies beyond the operands."""
+    if cfg.split_k > 1 and p.k % (cfg.split_k * cfg.tile_k):
+        return f"K = {p.k} is not {cfg.split_k} slices of whole K tiles of {cfg.tile_k}"
+    return None
+
+
 def scaled_gemm(k: Kernel, p: Any, cfg: ScaledConfig):
     """The kernel; arguments as `arguments.declared` says (with split_k, `workspace` at the end), a one-dimensional grid
     of tiles x slices of K in the order of the dense kernel's `order.py`. p: a ScaledGemmProblem, which has what the
-    parts of the dense kernel ask of theirs."""
+    parts of the dense kernel ask of theirs. ValueError where K cannot be cut so."""
+    reason = uneven(p, cfg)
+    if reason is not None:
+        raise ValueError(f"{cfg}: {reason}. Do: choose a split_k and tile_k whose product divides K")
+
     # limits: who does which tile of C, over which part of K
     names = declared(p) | ({"workspace": Global(f32, ())} if cfg.split_k > 1 else {})
     given = dict(zip(names, k.args(**names)))
