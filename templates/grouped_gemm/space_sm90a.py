@@ -33,14 +33,16 @@ from templates.gemm.space_sm90a import (
 )
 
 from .problem import GroupedGemmProblem
-from .sm90a import as_dense, unit, why_not
+from .sm90a import as_dense, why_not
 from .sm90a_config import GroupedSm90aConfig
+from .sm90a_tiles import unit
 
 TILES_M = (16, 32, 64, 128, 256)
 TILES_N = (64, 96, 128, 160, 192, 224, 256)
 KEPT, OF_HEIGHT = 12, 4  # as many as are compiled and measured; of tiles with as many rows
 WORST = 1.7  # times the best estimate: which groups will have how many rows is not known
 STREAMING_ROWS = 256  # of a group up to which its weights are not wanted again soon
+BOARD_BYTES = 128  # where tiles are told of
 TABLE_BYTES = 3 * 4  # of shared memory a group: where its tokens and its tiles begin, its rank
 FINDING = 700  # cycles to find the next tile's group
 SHARES = (2, 0, 5)  # of the rows that groups get in turn: as routers deal them
@@ -100,7 +102,7 @@ def _depth(p: GroupedGemmProblem) -> int:
 
 def _room(p: GroupedGemmProblem, config: GroupedSm90aConfig) -> int:
     """Bytes of shared memory."""
-    table = TABLE_BYTES * (p.groups + 32) if p.ragged else 0
+    table = BOARD_BYTES + (TABLE_BYTES * (p.groups + 32) if p.ragged else 0)
     return shared_memory(as_dense(p), config).total + ceil(table / 1024) * 1024
 
 

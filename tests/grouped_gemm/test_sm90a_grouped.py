@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from flykernels.targets import sm90a
 from templates.grouped_gemm.build import build, build_from_json
 from templates.grouped_gemm.problem import FORMS, GroupedGemmProblem
-from templates.grouped_gemm.sm90a import unit
 from templates.grouped_gemm.sm90a_config import GroupedSm90aConfig as Config
+from templates.grouped_gemm.sm90a_tiles import unit
 from templates.grouped_gemm.space import candidates
 from templates.grouped_gemm.space_sm90a import KEPT, limit
 
