@@ -39,6 +39,11 @@ def repeated(call: Callable[[], Any], guess_us: float) -> tuple[torch.cuda.CUDAG
 
 def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int = ROUNDS) -> list[float]:
     """Microseconds of one call in each graph: medians over rounds in which the graphs take turns."""
+    return [statistics.median(seen) for seen in samples_us(graphs, rounds)]
+
+
+def samples_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int) -> list[list[float]]:
+    """Microseconds of one call in each graph, of each of the rounds after a first one that warms up."""
     times: list[list[float]] = [[] for _ in graphs]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(rounds + 1):
@@ -48,7 +53,7 @@ def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int = ROUN
             end.record()
             end.synchronize()
             seen.append(start.elapsed_time(end) * 1e3 / calls)
-    return [statistics.median(seen[1:]) for seen in times]
+    return [seen[1:] for seen in times]
 
 
 def plain_us(call: Callable[[], Any]) -> float:

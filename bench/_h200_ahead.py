@@ -2,7 +2,7 @@
 
     python -m bench._h200_ahead WHAT ...
 
-WHAT is KIND,M,N,K of one case, grouped,G,TOKENS,N,K, model,NAME, or sanitizer,FOLDER.
+WHAT is KIND,M,N,K of one case, grouped,KIND,G,TOKENS,N,K,PART,OF, model,NAME, or sanitizer,FOLDER.
 
 Kernels of Triton's go to Inductor's cache and ours to our store, where the bench, which runs meanwhile, finds them. Its
 tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty caches: see _h200_layers.)
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,14 @@ class Ahead:
         self.wait()
 
 
-def without_measuring() -> None:
-    """Makes Inductor and our plugin take every candidate for equally fast, and remember nothing but what was built."""
+class Built(BaseException):
+    """All candidates are built: no need to go on compiling."""
+
+
+def without_measuring() -> Callable:
+    """Makes Inductor and our plugin take every candidate for equally fast, and remember nothing but what was built.
+
+    What it gives does the last, for {candidate: anything}."""
     import torch._functorch.config
     import torch._inductor.config as config
     from torch._inductor import select_algorithm
@@ -76,14 +82,43 @@ def without_measuring() -> None:
 
     choices.record = built  # type: ignore[assignment]
     runoff.settle = lambda timings: timings
+    return built
 
 
-def build(text: str) -> None:
+def part_of_a_grouped_product(name: str, part: int, of: int, built: Callable) -> None:
+    """Builds every `of`-th candidate of a size, from number `part` on: nothing is allocated or run."""
+    import torch
+    from torch._inductor import select_algorithm
+
+    from . import _h200_grouped as grouped
+
+    def some(candidates: list) -> list:
+        return candidates[part::of]
+
+    def enough(candidates, *_, **__):
+        built(dict.fromkeys(candidates))
+        raise Built
+
+    kind, case = grouped.named(name)
+    cache = select_algorithm.AlgorithmSelectorCache
+    make, seen_by = cache.make_benchmark_fn, select_algorithm.get_algorithm_selector_cache().preprocessing_fns
+    cache.make_benchmark_fn = classmethod(lambda *_, **__: enough)  # type: ignore[assignment]
+    seen_by.append(some)
+    torch._dynamo.reset()
+    try:
+        grouped.compiled(kind, grouped.backends(kind))(*grouped.without_memory(case, kind))
+    except Built:
+        return
+    finally:
+        seen_by.remove(some)
+        cache.make_benchmark_fn = make  # type: ignore[assignment]
+
+
+def build(text: str, built: Callable) -> None:
     """Builds what one argument names."""
     import torch
 
     from . import _h200_gemm as gemm
-    from . import _h200_grouped as grouped
 
     kind, *rest = text.split(",")
     compiled = gemm.compiled
@@ -92,16 +127,15 @@ def build(text: str) -> None:
 
         _h200_sanitize.build(Path(rest[0]), processes=SPARE)
         return
+    if kind == "grouped":
+        *name, part, of = rest
+        return part_of_a_grouped_product(",".join(name), int(part), int(of), built)
     if kind == "model":
         from . import _h200_layers as models
 
         model, given = models.model_of(models.setting_of(rest[0]))
         function, given = model, (given,)
         ways = tuple(models.WAYS.values())
-    elif kind == "grouped":
-        g, tokens, n, k = map(int, rest)
-        given, ways = grouped.operands(grouped.Case(g, tokens, "balanced", n, k)), (gemm.ALL, "TRITON")
-        compiled = lambda _, backends: grouped.compiled(backends)
     else:
         case = gemm.Case(kind, *map(int, rest))
         (given,) = gemm.operands(case, 1)
@@ -119,10 +153,10 @@ def main(what: Sequence[str]) -> None:
     import inductor_plugin
 
     inductor_plugin.enable()
-    without_measuring()
+    built = without_measuring()
     for text in what:
         try:
-            build(text)
+            build(text, built)
         except Exception as e:
             print(f"{text}: not built ahead: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
 
