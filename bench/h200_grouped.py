@@ -81,7 +81,7 @@ def measured(names: Sequence[str], folder: Path, seconds: float) -> Iterator[dic
     running = [
         subprocess.Popen(
             [*command, *names[i::MEASURING]], cwd=ROOT, env={**os.environ, **SINGLE}, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
+            stderr=(folder / f"measuring-{i}.log").open("w"), text=True,
         )
         for i in range(min(MEASURING, len(names)))
     ]  # fmt: skip
