@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
     options.add_argument("--tokens", action="append", type=int, choices=TOKENS, help="of an average group: only these")
     options.add_argument("--seconds", type=float, default=3600, help="begin nothing new after so long (default: 3600)")
     options.add_argument("--keep", type=Path, help="directory for caches (default: a temporary one)")
+    options.add_argument("--sanitize", action="store_true", help="small kernels under compute-sanitizer, no figures")
     given = options.parse_args(argv)
     import torch
 
@@ -55,7 +56,24 @@ def main(argv: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         os.environ.setdefault("FLYKERNELS_CACHE_DIR", str(folder / "flykernels"))
-        return run(names, given.json, folder, given.seconds)
+        return sanitized(folder, given.json) if given.sanitize else run(names, given.json, folder, given.seconds)
+
+
+def sanitized(folder: Path, file: Path | None) -> int:
+    """Every kernel that is offered, at small sizes, under memcheck and racecheck."""
+    from . import _h200_grouped_sanitize as sanitize
+
+    made, start = Report("h200-grouped", LABEL), time.perf_counter()
+    count, raw = sanitize.build(folder / "sanitizer"), []
+    for row in sanitize.rows(folder / "sanitizer"):
+        raw.append(row)
+        made.row(tool=row["tool"], kernels=row["kernels"], of=count, found=str(row["found"]))
+        bad = float("inf") if row["found"] is None or row["kernels"] != count else row["found"] + len(row["wrong"])
+        made.bar(f"compute-sanitizer {row['tool']}: errors in {count} kernels", bad, at_most=0)
+        print(*row["wrong"], *row["said"], sep="\n", file=sys.stderr, flush=True)
+        save(made, raw, file)
+    made.note(f"{time.perf_counter() - start:.0f} s in all")
+    return made.close()
 
 
 def run(names: list[str], file: Path | None, folder: Path, seconds: float) -> int:
