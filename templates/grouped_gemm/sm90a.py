@@ -63,7 +63,7 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig):
     if cfg.queued:
         names["workspace"] = Global(i32, (1,))
         k.workspace = (Extent(COUNTER_BYTES),)
-    k.tensor_maps, k.of_target.beside = tensor_maps(p, cfg), cfg.beside
+    k.tensor_maps, k.cluster, k.of_target.beside = tensor_maps(p, cfg), cfg.cluster_size, cfg.beside
     k.grid = ((Extent("tokens", LARGEST), Extent(k.target.limits.compute_units * cfg.beside)),)
     given = dict(zip(names, k.args(**names)))
     k.overlaps = cfg.overlap != "none"
@@ -86,6 +86,8 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig):
         barriers.wait_for_kernels_ahead()
     tiles = Tiles(k, p, cfg, given, first)
     k.barrier()
+    if cfg.cluster_size > 1:
+        barriers.cluster_barrier()
 
     # main loop: the last warps bring, the others multiply and write
     def bring():
@@ -99,22 +101,24 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig):
         consume(k, p, cfg, tiles, ring)
 
     k.branch(k.thread >= cfg.multipliers, bring, multiply)
+    if cfg.cluster_size > 1:
+        barriers.cluster_barrier()  # nobody leaves while another may still arrive at its barriers
 
 
 def tensor_maps(p: GroupedGemmProblem, cfg: GroupedSm90aConfig) -> tuple[TensorMap, ...]:
     """a_map and b_map: all groups' rows (columns, K) as one axis where they are ragged, else one axis more."""
     size = {"m": p.m, "n": p.n, "k": p.k} | {RUN_TIME[p.form]: "tokens"}
 
-    def of(name: str, shared, rows: str) -> TensorMap:
+    def of(name: str, shared, rows: str, sharers: int = 1) -> TensorMap:
         axes = ((size["k"], 1), (size[rows], f"{name}_{'row' if name == 'a' else 'col'}"))
         if not shared.along_k:
             axes = ((size[rows], 1), (size["k"], f"{name}_{'col' if name == 'a' else 'row'}"))
-        box = boxes(shared, 1).box
+        box = boxes(shared, sharers).box
         groups = ((p.groups, f"{name}_group"),) if p.has_groups(name) else ()
         return TensorMap(f"{name}_map", name, (*axes, *groups), (*box, *(1 for _ in groups)), shared.swizzle)
 
     a, b = shared_operands(as_dense(p), cfg)
-    maps = of("a", a, "m"), of("b", b, "n")
+    maps = of("a", a, "m"), of("b", b, "n", cfg.cluster[0])
     if not cfg.tma_store:
         return maps
     groups = ((p.groups, "c_group"),) if p.has_groups("c") else ()
@@ -133,12 +137,19 @@ def produce(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
         """The group's coordinate in an operand's tensor map, which has one only where its stride is not 0."""
         return (select(tiles.given[f"{name}_group"].equals(0), 0, tile.group),) if p.has_groups(name) else ()
 
+    sharers, rank = {"a": 1, "b": cfg.cluster[0]}, barriers.cluster_rank() if cfg.cluster_size > 1 else 0
+
     def load(name: str, shared, start, group, origin, at_k, barrier) -> None:
-        for size, row, depth in boxes(shared, 1).at:
-            at_row, at_depth = origin + row, at_k + depth
+        """This workgroup's part of a tile, to all of the cluster that have the tile."""
+        how, part, mask = boxes(shared, sharers[name]), 0, None
+        if sharers[name] > 1:
+            part, mask = rank, tma.mask_of((1 << sharers[name]) - 1)
+        for size, row, depth in how.at:
+            to = advance_bytes(start, size + part * how.share[0])
+            at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
             place = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
             at = (x if isinstance(x, Value) else constant(x, i32) for x in place)  # the origin of an only tile is 0
-            tma.load_box(k.tensor_map(f"{name}_map"), advance_bytes(start, size), barrier, (*at, *group), policy[name])
+            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *group), policy[name], mask)
 
     def one(tile: Tile, carried):
         groups = {n: group_of(n, tile) for n in "ab"}
@@ -200,9 +211,9 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
             write(tile, acc)
             return after
 
-        if p.form not in ("m", "batch") or cfg.groups[0] == 1:
+        if p.form not in ("m", "batch") or cfg.groups[0] * cfg.cluster[0] == 1:
             return multiply(carried)
-        # a group's last tile may have no rows for the second warpgroup
+        # a group's last tile may have no rows for this warpgroup
         begin = tile.at[0] * cfg.tile_m + sums.part.along_m * (BLOCK_M * cfg.blocks)
         has = begin < tile.c.shape[0]
         after = k.when(has, carried)(multiply)
@@ -210,4 +221,4 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
 
     tiles.walk(barriers.Position.start(cfg.stages, 0).carried, one)
     if cfg.tma_store:
-        k.when(sums.sender)(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does
+        k.when(sums.lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does

@@ -40,7 +40,7 @@ class Sums:
         self.k, self.cfg, self.ring = k, cfg, ring
         group = k.thread // wgmma.WARPGROUP if cfg.multipliers > wgmma.WARPGROUP else 0
         self.part = Part(group % cfg.groups[0], group // cfg.groups[0])
-        self.sender = (k.thread % wgmma.WARPGROUP).equals(0)
+        self.lane = k.thread % wgmma.WARPGROUP
         self.layout = wgmma.sums_layout(cfg.columns, cfg.blocks, cfg.groups)
         origin, a, b = wgmma.address_of(ring.memory), ring.a, ring.b
         # a warpgroup's part of the tile begins at whole boxes or groups of rows, the same distance for each
@@ -93,8 +93,14 @@ class Sums:
         return after
 
     def _release(self, stage) -> None:
-        """One thread of each warpgroup says that it is done with a stage."""
-        self.k.when(self.sender)(lambda: self.ring.empty.arrive(stage))
+        """One thread of each warpgroup says that it is done with a stage, to every workgroup that fills it."""
+        self.k.when(self.lane < self.cfg.cluster_size)(lambda: self._arrive(stage))
+
+    def _arrive(self, stage) -> None:
+        if self.cfg.cluster_size == 1:
+            self.ring.empty.arrive(stage)
+        else:
+            self.ring.empty.arrive_at(stage, self.lane)
 
     def _fragment(self, sums) -> Fragment:
         return wgmma.fragment(self.k, self.layout, list(sums))
@@ -127,7 +133,7 @@ class Sums:
             if isinstance(begin, int) and begin == 1:  # one was under way
                 self._release(before)
             else:
-                self.k.when(self.sender & (before > NOTHING))(lambda: self.ring.empty.arrive(before))
+                self.k.when((self.lane < self.cfg.cluster_size) & (before > NOTHING))(lambda: self._arrive(before))
             return sums, at.next().carried, at.stage
 
         return done

@@ -73,7 +73,8 @@ class Tiles:
             barriers.fence_init()
 
         tokens, turned = given["tokens"].to(i32), p.form == "n"
-        tile = (cfg.tile_n, cfg.tile_m) if turned else (cfg.tile_m, cfg.tile_n)
+        rows = cfg.tile_m * cfg.cluster[0]  # workgroups of a cluster have tiles side by side
+        tile = (cfg.tile_n, rows) if turned else (rows, cfg.tile_n)
         self.unit = unit(p)
         self.schedule = Schedule(k, p.flipped if turned else p, given.get("offs"), tokens, tile, self.unit)
         self.size = {"m": p.m, "n": p.n, "k": p.k} | {RUN_TIME[p.form]: tokens}
@@ -83,12 +84,16 @@ class Tiles:
         k, tiles = self.k, self.schedule.tiles
         start = barriers.Position.start(SLOTS, 1)
 
-        @k.repeat((k.workgroup_id(), start.carried, carry), lambda carried: carried[0] < tiles)
+        number = k.workgroup_id() // self.cfg.cluster_size
+
+        @k.repeat((number, start.carried, carry), lambda carried: carried[0] < tiles)
         def after(carried):
             number, at, carry = carried
             at = barriers.Position.of(at, SLOTS)
             came = self._ask()
             spot = self.schedule.spot(number, self.cfg.group_m)
+            if self.cfg.cluster_size > 1:
+                spot = replace(spot, row=spot.row * self.cfg.cluster_size + barriers.cluster_rank())
             self._tell(at, spot)
             carry = body(self._tile(spot), carry)
             return self._next(number, came), at.next().carried, carry
@@ -122,7 +127,7 @@ class Tiles:
         """The number of the next tile."""
         k, workgroups = self.k, barriers.workgroups()
         if not self.cfg.queued:
-            return number + workgroups
+            return number + workgroups // self.cfg.cluster_size
         counter, last = self.given["workspace"], self.schedule.tiles - 1  # each tile is followed by one who asks
 
         @k.when(self._leads & came.equals(last))

@@ -133,8 +133,10 @@ def limit(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> 
         return reason
     if cfg.tma_store and (p.form == "n" or unit(p) > 1):
         return "TMA would write what belongs to other groups"
-    if not cfg.persistent or cfg.split_k > 1 or cfg.stream_k or cfg.cluster_size > 1:
+    if not cfg.persistent or cfg.split_k > 1 or cfg.stream_k:
         return "workgroups of a grouped product stay, and each does whole tiles by itself"
+    if cfg.cluster_size > 1 and (cfg.cluster[1] > 1 or cfg.queued or p.form not in ("m", "batch")):
+        return "workgroups of a cluster have tiles of one group side by side along M, and are dealt them out"
     if cfg.columns > COLUMNS_MOST:
         return f"{cfg.columns} columns a warpgroup; wgmma takes {COLUMNS_MOST}"
     if _room(p, cfg) * cfg.beside > limits.shared_bytes:
