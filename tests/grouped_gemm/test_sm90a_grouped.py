@@ -39,6 +39,17 @@ def test_forms_and_layouts_assemble_without_spills(form):
             assert [len(t.axes) for t in code.tensor_maps] == [2 + p.has_groups(x) for x in "ab"]
 
 
+def test_a_counter_where_tiles_are_asked_for():
+    """128 bytes of workspace, which the launcher makes and zeroes; none where tiles are dealt out."""
+    for config, size in ((SMALL, 128), (replace(SMALL, queued=False), 0)):
+        code = build(PROBLEMS["m"], config, sm90a)
+        assert code.workspace_for({"tokens": 5000}) == size
+        assert [a.name for a in code.arguments].count("workspace") == bool(size)
+    pair = build(PROBLEMS["m"], replace(LARGE, cluster=(2, 1), queued=False), sm90a)
+    assert pair.cluster == 2 and pair.spills == 0 and pair.tensor_maps[1].box == (64, 128, 1)
+    assert build(PROBLEMS["k"], replace(SMALL, overlap="early"), sm90a).overlaps
+
+
 def test_no_launch_without_tokens_and_the_same_from_json():
     code = build(PROBLEMS["m"], SMALL, sm90a)
     assert code.grid_for({"tokens": 0}) == (0,)
@@ -104,4 +115,6 @@ def test_limits_of_a_configuration():
     refused = lambda **change: limit(PROBLEMS["m"], replace(LARGE, **change), sm90a.limits)
     assert refused() is None
     assert "shared memory" in refused(stages=5)
-    assert "stay" in refused(persistent=False) and "stay" in refused(cluster=(2, 1))
+    assert "stay" in refused(persistent=False)
+    assert "dealt" in refused(cluster=(2, 1)) and "along M" in refused(cluster=(1, 2), queued=False)
+    assert refused(cluster=(2, 1), queued=False) is None
