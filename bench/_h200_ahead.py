@@ -60,6 +60,7 @@ def without_measuring() -> Callable:
     from torch._inductor import select_algorithm
 
     from inductor_plugin import choices, kernels, runoff, settings
+    from inductor_plugin.families import OWN
     from templates.gemm.build import build_from_json
     from tuning_cache import Timing
 
@@ -68,7 +69,12 @@ def without_measuring() -> Callable:
     torch._functorch.config.enable_autograd_cache = False
     alike = lambda candidates, *_, **__: dict.fromkeys(candidates, 1.0)
     select_algorithm.AlgorithmSelectorCache.make_benchmark_fn = classmethod(lambda *_, **__: alike)  # type: ignore
-    kernels._build = lambda spec: build_from_json(spec.problem, spec.config, spec.target)  # type: ignore[assignment]
+
+    def here(spec: kernels.Spec) -> Any:
+        make = OWN[spec.op].build if spec.op in OWN else build_from_json
+        return make(spec.problem, spec.config, spec.target)
+
+    kernels._build = here
 
     def built(timings: dict, *_: Any) -> None:
         for choice in timings:
