@@ -214,7 +214,7 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
         if p.form not in ("m", "batch") or cfg.groups[0] * cfg.cluster[0] == 1:
             return multiply(carried)
         # a group's last tile may have no rows for this warpgroup
-        begin = tile.at[0] * cfg.tile_m + sums.part.along_m * (BLOCK_M * cfg.blocks)
+        begin = tile.at[0] * cfg.tile_m + sums.along[0] * (BLOCK_M * cfg.blocks)
         has = begin < tile.c.shape[0]
         after = k.when(has, carried)(multiply)
         return k.when(has.equals(0), after)(lambda carried: sums.none(tile, barriers.Position.of(carried, cfg.stages)))
