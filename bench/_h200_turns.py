@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,20 +13,23 @@ from filelock import FileLock
 class Turn:
     """The GPU, for who holds it: what others allocated is given back before they let it go.
 
-    A context manager, or `begin` and `end`, which may be called again and again."""
+    A context manager, or `begin` and `end`, which may be called again and again. seconds: for how long it was held."""
 
     def __init__(self, file: Path):
         self.lock = FileLock(file)
+        self.seconds, self.since = 0.0, 0.0
 
     def begin(self) -> None:
         if not self.lock.is_locked:
             self.lock.acquire()
+            self.since = time.perf_counter()
 
     def end(self) -> None:
         from inductor_plugin import private
 
         if self.lock.is_locked:
             private.free_memory()
+            self.seconds += time.perf_counter() - self.since
             self.lock.release()
 
     def __enter__(self) -> Turn:

@@ -13,10 +13,11 @@ from typing import Any
 
 from flykernels.codeobject import Extent, TensorMap
 from flykernels.dtypes import i32
-from flykernels.lang import Global, Kernel, Value, constant, select
+from flykernels.lang import Global, Kernel, Value, constant, maximum, minimum, select
 from flykernels.lang.fragment import Fragment
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
+from flykernels.targets.sm90a_wgmma import SharedOperand
 from templates.gemm.problem import LARGEST, GemmProblem
 from templates.gemm.sm90a import Stages, advance_bytes
 from templates.gemm.sm90a_config import BLOCK_M, BRINGER_REGISTERS, SWIZZLE_MOST, WARP, boxes, shared_operands
@@ -29,6 +30,7 @@ from .sm90a_sums import Sums
 from .sm90a_tiles import COUNTER_BYTES, Tile, Tiles
 
 DTYPES = ("bf16", "f16")
+ASKED_AHEAD = 4  # K tiles before its last one is asked for, the next tile is: about what a counter takes to answer
 
 
 def why_not(p: GroupedGemmProblem) -> str | None:
@@ -63,7 +65,7 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig):
     if cfg.queued:
         names["workspace"] = Global(i32, (1,))
         k.workspace = (Extent(COUNTER_BYTES),)
-    k.tensor_maps, k.cluster, k.of_target.beside = tensor_maps(p, cfg), cfg.cluster_size, cfg.beside
+    k.tensor_maps, k.of_target.beside = tensor_maps(p, cfg), cfg.beside
     k.grid = ((Extent("tokens", LARGEST), Extent(k.target.limits.compute_units * cfg.beside)),)
     given = dict(zip(names, k.args(**names)))
     k.overlaps = cfg.overlap != "none"
@@ -86,8 +88,6 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig):
         barriers.wait_for_kernels_ahead()
     tiles = Tiles(k, p, cfg, given, first)
     k.barrier()
-    if cfg.cluster_size > 1:
-        barriers.cluster_barrier()
 
     # main loop: the last warps bring, the others multiply and write
     def bring():
@@ -101,24 +101,24 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig):
         consume(k, p, cfg, tiles, ring)
 
     k.branch(k.thread >= cfg.multipliers, bring, multiply)
-    if cfg.cluster_size > 1:
-        barriers.cluster_barrier()  # nobody leaves while another may still arrive at its barriers
 
 
 def tensor_maps(p: GroupedGemmProblem, cfg: GroupedSm90aConfig) -> tuple[TensorMap, ...]:
     """a_map and b_map: all groups' rows (columns, K) as one axis where they are ragged, else one axis more."""
     size = {"m": p.m, "n": p.n, "k": p.k} | {RUN_TIME[p.form]: "tokens"}
 
-    def of(name: str, shared, rows: str, sharers: int = 1) -> TensorMap:
+    def of(name: str, shared, rows: str) -> TensorMap:
         axes = ((size["k"], 1), (size[rows], f"{name}_{'row' if name == 'a' else 'col'}"))
         if not shared.along_k:
             axes = ((size[rows], 1), (size["k"], f"{name}_{'col' if name == 'a' else 'row'}"))
-        box = boxes(shared, sharers).box
+        box = boxes(shared, 1).box
+        if name == "a" and shared.along_k:
+            box = box[0], min(BLOCK_M, box[1])
         groups = ((p.groups, f"{name}_group"),) if p.has_groups(name) else ()
         return TensorMap(f"{name}_map", name, (*axes, *groups), (*box, *(1 for _ in groups)), shared.swizzle)
 
     a, b = shared_operands(as_dense(p), cfg)
-    maps = of("a", a, "m"), of("b", b, "n", cfg.cluster[0])
+    maps = of("a", a, "m"), of("b", b, "n")
     if not cfg.tma_store:
         return maps
     groups = ((p.groups, "c_group"),) if p.has_groups("c") else ()
@@ -137,41 +137,66 @@ def produce(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
         """The group's coordinate in an operand's tensor map, which has one only where its stride is not 0."""
         return (select(tiles.given[f"{name}_group"].equals(0), 0, tile.group),) if p.has_groups(name) else ()
 
-    sharers, rank = {"a": 1, "b": cfg.cluster[0]}, barriers.cluster_rank() if cfg.cluster_size > 1 else 0
-
-    def load(name: str, shared, start, group, origin, at_k, barrier) -> None:
-        """This workgroup's part of a tile, to all of the cluster that have the tile."""
-        how, part, mask = boxes(shared, sharers[name]), 0, None
-        if sharers[name] > 1:
-            part, mask = rank, tma.mask_of((1 << sharers[name]) - 1)
-        for size, row, depth in how.at:
-            to = advance_bytes(start, size + part * how.share[0])
-            at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
-            place = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
+    def load(name: str, start, origin, group, transfers, barrier) -> None:
+        """The boxes of an operand's tile, `transfers`, at an origin (row, depth)."""
+        along_k = (ring.a if name == "a" else ring.b).along_k
+        for size, row, depth in transfers:
+            at_row, at_depth = origin[0] + row, origin[1] + depth
+            place = (at_depth, at_row) if along_k else (at_row, at_depth)
             at = (x if isinstance(x, Value) else constant(x, i32) for x in place)  # the origin of an only tile is 0
-            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *group), policy[name], mask)
+            tma.load_box(k.tensor_map(f"{name}_map"), advance_bytes(start, size), barrier, (*at, *group), policy[name])
+
+    blocks = blocks_of_rows(ring.a)
 
     def one(tile: Tile, carried):
         groups = {n: group_of(n, tile) for n in "ab"}
+        some = rows_may_lack(p, cfg)
+        has = minimum((tile.c.shape[0] - tile.at[0] * cfg.tile_m + (BLOCK_M - 1)) // BLOCK_M, len(blocks))
+        size = ring.room.stage - (len(blocks) - has) * (ring.a.bytes // len(blocks)) if some else ring.room.stage
 
-        @k.when(first, carried)
-        def after(carried):
-            @k.loop(0, tile.steps, carry=carried)
+        def bring(first, end, carried):
+            @k.loop(first, end, carry=carried)
             def after(step, carried):
                 at = barriers.Position.of(carried, cfg.stages)
                 ring.empty.wait(at.stage, at.parity)
-                ring.full.expect(at.stage, ring.room.stage)
+                ring.full.expect(at.stage, size)
                 (a, b), barrier = ring.at(at.stage), ring.full.at(at.stage)
                 depth = step * cfg.tile_k + tile.k
-                load("a", ring.a, a, groups["a"], tile.m, depth, barrier)
-                load("b", ring.b, b, groups["b"], tile.n, depth, barrier)
+                for number, block in enumerate(blocks):
+
+                    @k.when(number < has if some and number else True)
+                    def _(block=block):
+                        load("a", a, (tile.m, depth), groups["a"], block, barrier)
+
+                load("b", b, (tile.n, depth), groups["b"], boxes(ring.b, 1).at, barrier)
                 return at.next().carried
 
             return after
 
-        return after
+        def all_of_it(state):
+            late = maximum(tile.steps - ASKED_AHEAD, 0)
+            carried = bring(0, late, state[0])
+            came = tiles.ask()
+            return bring(late, tile.steps, carried), came
+
+        return k.when(first, (carried, constant(0, i32)))(all_of_it)
 
     tiles.find(barriers.Position.start(cfg.stages, 1).carried, one)
+
+
+def rows_may_lack(p: GroupedGemmProblem, cfg: GroupedSm90aConfig) -> bool:
+    """Whether a group's last tile may have no rows for some warpgroup, which then sits it out."""
+    return p.form in ("m", "batch") and cfg.groups[0] > 1
+
+
+def blocks_of_rows(a: SharedOperand) -> list[list[tuple[int, int, int]]]:
+    """The transfers of A's tile as `Boxes.at` has them, for each 64 rows: TMA's boxes have as many at most."""
+    count = max(1, a.rows // BLOCK_M)
+    if not a.along_k:
+        per = BLOCK_M // a.row
+        return [list(boxes(a, 1).at[i * per : (i + 1) * per]) for i in range(count)]
+    at = lambda i, box: (box * a.box_bytes + i * BLOCK_M * a.swizzle, i * BLOCK_M, box * a.row)
+    return [[at(i, box) for box in range(a.boxes)] for i in range(count)]
 
 
 def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Tiles, ring: Stages) -> None:
@@ -211,9 +236,8 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
             write(tile, acc)
             return after
 
-        if p.form not in ("m", "batch") or cfg.groups[0] * cfg.cluster[0] == 1:
+        if not rows_may_lack(p, cfg):
             return multiply(carried)
-        # a group's last tile may have no rows for this warpgroup
         begin = tile.at[0] * cfg.tile_m + sums.along[0] * (BLOCK_M * cfg.blocks)
         has = begin < tile.c.shape[0]
         after = k.when(has, carried)(multiply)

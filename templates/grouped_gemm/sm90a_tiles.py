@@ -1,8 +1,8 @@
 """The tiles of a workgroup on sm_90a, one after the other: the warp that brings finds each, and tells who multiplies.
 
 Tiles differ in what they cost: a group's last one has fewer rows, and where groups have few rows bringing their weights
-is what counts. So who is free takes the next one, from a counter in device memory; it is asked for one tile ahead. What
-a tile is, is found once a workgroup and put on a board in shared memory, while others still multiply the one before.
+is what counts. So who is free takes the next one, from a counter in device memory. What a tile is, is found once a
+workgroup and put on a board in shared memory, while others still multiply the one before.
 """
 
 from __future__ import annotations
@@ -73,29 +73,25 @@ class Tiles:
             barriers.fence_init()
 
         tokens, turned = given["tokens"].to(i32), p.form == "n"
-        rows = cfg.tile_m * cfg.cluster[0]  # workgroups of a cluster have tiles side by side
-        tile = (cfg.tile_n, rows) if turned else (rows, cfg.tile_n)
+        tile = (cfg.tile_n, cfg.tile_m) if turned else (cfg.tile_m, cfg.tile_n)
         self.unit = unit(p)
         self.schedule = Schedule(k, p.flipped if turned else p, given.get("offs"), tokens, tile, self.unit)
         self.size = {"m": p.m, "n": p.n, "k": p.k} | {RUN_TIME[p.form]: tokens}
 
     def find(self, carry, body: Callable[[Tile, Any], Any]):
-        """carry = body(tile, carry) for each tile, which the others are told of. By one warp."""
+        """(carry, came) = body(tile, carry) for each tile, which the others are told of. By one warp.
+
+        came: what its first lane got from `ask`, which it calls a little before the tile's end; 0 in others"""
         k, tiles = self.k, self.schedule.tiles
         start = barriers.Position.start(SLOTS, 1)
 
-        number = k.workgroup_id() // self.cfg.cluster_size
-
-        @k.repeat((number, start.carried, carry), lambda carried: carried[0] < tiles)
+        @k.repeat((k.workgroup_id(), start.carried, carry), lambda carried: carried[0] < tiles)
         def after(carried):
             number, at, carry = carried
             at = barriers.Position.of(at, SLOTS)
-            came = self._ask()
             spot = self.schedule.spot(number, self.cfg.group_m)
-            if self.cfg.cluster_size > 1:
-                spot = replace(spot, row=spot.row * self.cfg.cluster_size + barriers.cluster_rank())
             self._tell(at, spot)
-            carry = body(self._tile(spot), carry)
+            carry, came = body(self._tile(spot), carry)
             return self._next(number, came), at.next().carried, carry
 
         _, at, _ = after
@@ -116,18 +112,15 @@ class Tiles:
         return after
 
     # -- the counter: 0 before and after a launch
-    def _ask(self) -> Value:
-        """How many have asked before, on its way, in the warp's first lane."""
-        k = self.k
-        if not self.cfg.queued:
-            return constant(0, i32)
-        return k.choose(self._leads, lambda: k.target.count_up(self.given["workspace"].pointer), constant(0, i32))
+    def ask(self) -> Value:
+        """How many have asked before, on its way. By one thread."""
+        return self.k.target.count_up(self.given["workspace"].pointer) if self.cfg.queued else constant(0, i32)
 
     def _next(self, number: Value, came: Value) -> Value:
         """The number of the next tile."""
         k, workgroups = self.k, barriers.workgroups()
         if not self.cfg.queued:
-            return number + workgroups // self.cfg.cluster_size
+            return number + workgroups
         counter, last = self.given["workspace"], self.schedule.tiles - 1  # each tile is followed by one who asks
 
         @k.when(self._leads & came.equals(last))

@@ -61,25 +61,6 @@ def test_stores_by_tma(form, layout, config):
     run(wide, config, many, pads=(0, 0, 8), tokens=72 if form == "batch" else None)
 
 
-PAIRS = [
-    Config(tile_n=192, stages=3, cluster=(2, 1), queued=False),
-    Config(tile_n=256, stages=3, cluster=(2, 1), queued=False, tma_store=True),
-    Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1), cluster=(2, 1), queued=False, overlap="early"),
-]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("form", ["m", "batch"])
-@pytest.mark.parametrize("config", PAIRS, ids=str)
-def test_pairs_of_workgroups_share_columns(form, layout, config):
-    """The second of a pair may have no rows, and brings its part all the same."""
-    if config.tma_store and form == "m" and layout[0] == "col":
-        layout = ("row", layout[1])  # TMA would write other groups' rows
-    p = replace(FORMS[form], a=layout[0], b=layout[1])
-    run(p, config, UNEVEN, past=3)
-    run(p, config, (130, 256, 0, 17, 300, 128, 1, 512), tokens=300 if form == "batch" else None)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [(200, 72), (8, 8), (264, 1000), (201, 77)])
