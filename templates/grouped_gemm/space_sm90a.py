@@ -39,10 +39,11 @@ from .sm90a_tiles import unit
 TILES_M = (16, 32, 64, 128, 192, 256)
 TILES_N = (64, 96, 128, 160, 192, 224, 256)
 TILES_N_HIGH = (64, 96, 128, 192, 256)  # of tiles that several warpgroups share along M: others come out the same
-KEPT, OF_HEIGHT = 8, 3  # as many as are compiled and measured; of tiles with as many rows
+KEPT, OF_HEIGHT, OF_LOW = 10, 4, 2  # as many as are compiled and measured; of tiles with as many rows, if below 64
 LEAST, WORST = 4, 1.1  # beyond so many, none that is estimated at more than so many times the best
 WORST_OF_FEW_ROWS = 1.5  # where a few rows more or less in each group decide
 STREAMING_ROWS = 256  # of a group up to which its weights are not wanted again soon
+L2_BYTES = 50 << 20  # NVIDIA's data sheet of the H200: weights that fit may still be there when the next call comes
 SUMS_OF_THREE = 96  # of C a thread where three warpgroups share the registers: ptxas refuses more
 BOARD_BYTES = 128  # where tiles are told of
 TABLE_BYTES = 3 * 4  # of shared memory a group: where its tokens and its tiles begin, its rank
@@ -51,7 +52,7 @@ NOT_HIDDEN = 0.1  # of what takes less time than what counts
 BEHIND_TMA, ROUND_BEHIND_TMA = 0.3, 0.5  # of writing C, and of the epilogue's rest, if TMA does it
 TELLING = 300  # cycles a tile to hear which one is next
 READ_AGAIN = 0.35  # of a weight, by tiles below each other that do not start together, if its lines leave L2 first
-ALONE = 0.6  # of memory's rate that a multiprocessor without a neighbour at work makes up for
+ALONE = 0.85  # of the multiprocessors must be at work for memory to be at its rate
 
 
 def candidates(p: GroupedGemmProblem, target) -> Space:
@@ -75,7 +76,8 @@ def candidates(p: GroupedGemmProblem, target) -> Space:
         enough = len(space.kept) == KEPT or (len(space.kept) >= LEAST and cycles > worst * found[0][0])
         # measuring tells apart the ways to share out a tile's work where workgroups are many, or tiles low
         ways = 1 if _streams(p) and config.tile_m > BLOCK_M else 2
-        if enough or counts[0] == OF_HEIGHT or counts[1] == ways:
+        most = OF_HEIGHT if config.tile_m >= BLOCK_M else OF_LOW
+        if enough or counts[0] == most or counts[1] == ways:
             than = f"estimated at {cycles / found[0][0]:.2f} times the best: {words}"
             space.dropped.append(Dropped(config, than))
             continue
@@ -110,14 +112,18 @@ def _ways(
         yield full(tile), f"{free}, the largest groups first"
         yield full(replace(tile, tma_store=True)), f"{free}, TMA writes C meanwhile"
         return
-    overlap = "late" if streaming and tile.tile_m <= BLOCK_M else "none" if streaming else "early"
-    tile = replace(tile, overlap=overlap)
+    rows, columns = _size(p)
     if streaming:
-        first = replace(tile, evict="b")
+        # an early start breaks up the step of workgroups that read the same at the same time
+        tile = replace(tile, overlap="late" if rows <= BLOCK_M else "none")
+        weights = p.groups * columns * _depth(p) * p.input_type.bytes
+        leave = "; a weight's lines leave L2 first" if weights > L2_BYTES else ""
+        first = replace(tile, evict="b" if leave else "none")
         one = tile.tile_m <= BLOCK_M
-        yield full(first if one else tile), free + ("; a weight's lines leave L2 first" if one else "")
-        yield full(replace(first, queued=False)), dealt
+        yield full(first if one else tile), free + (leave if one else "")
+        yield full(replace(first, queued=False)), dealt + leave
         return
+    tile = replace(tile, overlap="early")
     yield full(tile), free
     yield full(replace(tile, tma_store=True)), f"{free}, TMA writes C meanwhile"
     yield full(replace(tile, tma_store=True, queued=False)), "all tiles cost the same, TMA writes C meanwhile"
@@ -202,7 +208,7 @@ def _estimate(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits,
     steps = [ceil(x["k"] / cfg.tile_k) for x in sizes]
     tiles = sum(h * w for h, w in zip(high, wide))
     # how much longer the busiest works than all would if work could be dealt out evenly
-    uneven = 1.0 if cfg.queued else ceil(tiles / units) / (tiles / units)
+    uneven = max(1.0, units / tiles) if cfg.queued else ceil(tiles / units) / (tiles / units)
     each = uneven / units
     depth = cfg.tile_k * size
     products = sum(r * w * s for r, w, s in zip(multiplied, wide, steps)) * cfg.tile_n * cfg.tile_k * each
@@ -227,5 +233,5 @@ def _estimate(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits,
     rows = max(BLOCK_M, cfg.tile_m)
     one = max(rows * cfg.tile_n / MULTIPLY, (cfg.tile_m + cfg.tile_n) * size / FILL) * mean_depth
     last = max(one / 2 if cfg.queued else 0.0, cfg.tile_n * mean_depth * size * units / MEMORY / 2 * (why == "memory"))
-    cycles = START + parts[why] + NOT_HIDDEN * (sum(parts.values()) - parts[why]) + last
+    cycles = START + parts[why] + NOT_HIDDEN * (sum(parts.values()) - parts[why]) + (last if tiles > units else 0.0)
     return cycles, why, tiles
