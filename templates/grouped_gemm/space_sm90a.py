@@ -39,7 +39,12 @@ from .sm90a_tiles import unit
 TILES_M = (16, 32, 64, 128, 192, 256)
 TILES_N = (64, 96, 128, 160, 192, 224, 256)
 TILES_N_HIGH = (64, 96, 128, 192, 256)  # of tiles that several warpgroups share along M: others come out the same
-KEPT, OF_HEIGHT, OF_LOW = 10, 4, 2  # as many as are compiled and measured; of tiles with as many rows, if below 64
+KEPT = 10  # as many as are compiled and measured
+OF_LOW, OF_HIGH, OF_HEIGHT = (
+    2,
+    3,
+    4,
+)  # of tiles with as many rows: below 64, above, with 64 or where weights do not stream
 LEAST, WORST = 4, 1.1  # beyond so many, none that is estimated at more than so many times the best
 WORST_OF_FEW_ROWS = 1.5  # where a few rows more or less in each group decide
 STREAMING_ROWS = 256  # of a group up to which its weights are not wanted again soon
@@ -75,8 +80,8 @@ def candidates(p: GroupedGemmProblem, target) -> Space:
         counts = seen.get(height, 0), seen.get(tile, 0)
         enough = len(space.kept) == KEPT or (len(space.kept) >= LEAST and cycles > worst * found[0][0])
         # measuring tells apart the ways to share out a tile's work where workgroups are many, or tiles low
-        ways = 1 if _streams(p) and config.tile_m > BLOCK_M else 2
-        most = OF_HEIGHT if config.tile_m >= BLOCK_M else OF_LOW
+        high = _streams(p) and config.tile_m > BLOCK_M
+        ways, most = (1, OF_HIGH) if high else (2, OF_HEIGHT if config.tile_m >= BLOCK_M else OF_LOW)
         if enough or counts[0] == most or counts[1] == ways:
             than = f"estimated at {cycles / found[0][0]:.2f} times the best: {words}"
             space.dropped.append(Dropped(config, than))
