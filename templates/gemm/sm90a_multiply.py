@@ -59,12 +59,12 @@ class Multiplier:
 
     def added(self, first, end, begun) -> tuple:
         """(sums, where the next K tile is) with K tiles first .. end - 1 added to what `begun` gave, and all done."""
-        return self._drained(*self._added(first, end, begun, lambda _: True))
+        return self._drained(self._added(first, end, begun, lambda _: True))
 
     def added_from_nothing(self, first, end, sums, now) -> tuple:
         """The same with sums of which none is under way; there may be no K tile to add."""
         some = lambda before: before > NOTHING
-        return self._drained(*self._added(first, end, (sums, now, constant(NOTHING, i32)), some), some)
+        return self._drained(self._added(first, end, (sums, now, constant(NOTHING, i32)), some), some)
 
     def fragment(self, sums) -> Fragment:
         return wgmma.fragment(self.k, self.layout, list(sums))
@@ -89,7 +89,8 @@ class Multiplier:
 
         return done
 
-    def _drained(self, sums, now, last, certain=lambda _: True):
+    def _drained(self, added, certain=lambda _: True):
+        sums, now, last = added
         wgmma.wait(0)
         self.release(last, certain(last))
         return sums, now

@@ -12,9 +12,9 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.memory import advance
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_wgmma as wgmma
+from templates.gemm.sm90a_config import Sm90aConfig
 from templates.gemm.sm90a_multiply import Multiplier
 
-from .sm90a_config import GroupedSm90aConfig
 from .sm90a_tiles import UNIT, Tile
 
 CLEARED = 1  # the named barrier where warpgroups meet when they have made zeros of what lies past a group's K
@@ -40,11 +40,11 @@ class Sums(Multiplier):
 
             @self.k.loop(0, done, carry=(sums, now))
             def first(_, carried):
-                return self._cleared(*carried, tile.before, None)
+                return self._cleared(carried, tile.before, None)
 
             sums, now = first
         sums, now = self.added_from_nothing(done, tile.steps - 1, sums, now)
-        sums, now = self._cleared(sums, now, before, tile.left)
+        sums, now = self._cleared((sums, now), before, tile.left)
         return self.fragment(sums), now
 
     def none(self, tile: Tile, at: barriers.Position) -> tuple:
@@ -59,9 +59,9 @@ class Sums(Multiplier):
 
         return after
 
-    def _cleared(self, sums, now, first, end):
+    def _cleared(self, carried, first, end):
         """A K tile added of which only what lies from `first` (None: 0) up to `end` (None: all) is the group's."""
-        k, cfg, ring = self.k, self.cfg, self.ring
+        k, cfg, ring, (sums, now) = self.k, self.cfg, self.ring, carried
         at = barriers.Position.of(now, cfg.stages)
         ring.full.wait(at.stage, at.parity)
         some = ([] if first is None else [first > 0]) + ([] if end is None else [end < cfg.tile_k])
@@ -79,7 +79,7 @@ class Sums(Multiplier):
         return sums, at.next().carried
 
 
-def clear(k: Kernel, cfg: GroupedSm90aConfig, operand, start, first: Value | None, end: Value | None) -> None:
+def clear(k: Kernel, cfg: Sm90aConfig, operand, start, first: Value | None, end: Value | None) -> None:
     """Makes zeros of an operand's tile in shared memory before depth `first` and from `end` on. By all warpgroups.
 
     Both operands are cleared: what lies there may be infinite or not a number, which 0 does not undo."""

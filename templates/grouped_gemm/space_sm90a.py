@@ -220,7 +220,7 @@ def _estimate(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits,
     loaded = sum((r * w + h * w * cfg.tile_n) * s for r, h, w, s in zip(brought, high, wide, steps)) * depth * each
     read = products / (BLOCK_M * cfg.tile_n * BLOCK_K) * cfg.groups[1] * (BLOCK_M + cfg.columns) * BLOCK_K * size
     weights = sum(x["n"] * x["k"] for x in sizes) * size
-    moved = weights + sum(x["m"] * (x["n"] + x["k"]) for x in sizes) * size
+    moved: float = weights + sum(x["m"] * (x["n"] + x["k"]) for x in sizes) * size
     if cfg.evict == "b" and cfg.queued:
         moved += READ_AGAIN * sum((h - 1) * x["n"] * x["k"] for h, x in zip(high, sizes)) * size
     a_tile = cfg.tile_m * cfg.tile_n * p.output_type.bytes / STORED
