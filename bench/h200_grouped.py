@@ -80,7 +80,7 @@ def sanitized(folder: Path, file: Path | None) -> int:
 def run(names: list[str], file: Path | None, folder: Path, seconds: float) -> int:
     start = time.perf_counter()
     parts = [PARTS_AT_FIRST if i < MEASURING else PARTS for i in range(len(names))]
-    ahead = Ahead([f"grouped,{name},{i},{of}" for name, of in zip(names, parts) for i in range(of)], alone=())
+    ahead = Ahead([f"grouped,{name},{i},{of}" for name, of in zip(names, parts) for i in range(of)])
     raw: list[dict] = []
     try:
         for row in measured(names, folder, seconds):

@@ -13,17 +13,18 @@ from flykernels.lang.fragment import Fragment
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_wgmma as wgmma
 
-from .sm90a_config import BLOCK_K, BLOCK_M, Sm90aConfig
+from .sm90a_config import BLOCK_M, Sm90aConfig
+from .sm90a_ring import Stages
 
 NOTHING = -1  # in place of the stage that is under way
 
 
 class Multiplier:
-    """A warpgroup's sums of a tile, from the stages of a ring (`sm90a.Stages`). By all warpgroups.
+    """A warpgroup's sums of a tile, from the stages of a ring. By all warpgroups.
 
     along  (row, column) of the warpgroup among those side by side; lane: of the thread in it"""
 
-    def __init__(self, k: Kernel, cfg: Sm90aConfig, ring: Any):
+    def __init__(self, k: Kernel, cfg: Sm90aConfig, ring: Stages):
         self.k, self.cfg, self.ring = k, cfg, ring
         group = k.thread // wgmma.WARPGROUP if cfg.multipliers > wgmma.WARPGROUP else 0
         self.along, self.lane = (group % cfg.groups[0], group // cfg.groups[0]), k.thread % wgmma.WARPGROUP
@@ -39,17 +40,7 @@ class Multiplier:
 
     def product(self, sums, stage, fresh: bool = False) -> tuple:
         """sums + A B^T (fresh: A B^T alone) of the K tile in `stage`, started as one group."""
-        cfg, A, B = self.cfg, self.ring.a, self.ring.b
-        offset = (stage * (self.ring.room.stage // wgmma.UNIT)).to(self.origins[0].dtype)
-        (a, b), sums = (x + offset for x in self.origins), list(sums)
-        wgmma.fence()
-        for depth in range(0, cfg.tile_k, BLOCK_K):
-            for block in range(cfg.blocks):
-                at_a = wgmma.moved(a, A.step_bytes(BLOCK_M * block, depth))
-                at_b = wgmma.moved(b, B.step_bytes(0, depth))
-                sums[block] = wgmma.multiply(at_a, at_b, sums[block], A, B, fresh and depth == 0)
-        wgmma.commit()
-        return tuple(sums)
+        return self.ring.product(self.origins, sums, stage, fresh)
 
     def begun(self, at: barriers.Position) -> tuple:
         """(sums, where the next K tile is, the stage that is under way) with the K tile at `at` started."""
