@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -50,11 +51,14 @@ def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int = ROUN
     return [statistics.median(seen) for seen in samples_us(graphs, rounds)]
 
 
-def samples_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int) -> list[list[float]]:
-    """Microseconds of one call in each graph, of each of the rounds after a first one that warms up."""
+def samples_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int, mixed: bool = False) -> list[list[float]]:
+    """Microseconds of one call in each graph, of each of the rounds after a first one that warms up.
+
+    mixed: in a new order each round, since a GPU at its power limit is slower after who has needed more"""
     times: list[list[float]] = [[] for _ in graphs]
     for _ in range(rounds + 1):
-        for (g, calls), seen in zip(graphs, times):
+        turns = list(zip(graphs, times))
+        for (g, calls), seen in random.sample(turns, len(turns)) if mixed else turns:
             seen.append(elapsed(g.replay) / calls)
     return [seen[1:] for seen in times]
 

@@ -166,7 +166,7 @@ def times(ways: dict[str, Callable], case: Case, kind: str, rounds: int) -> dict
     graphs = [repeated(way, floor_us(case, kind)) for way in ways.values()]
     seen: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(1 + AGAIN):
-        for name, more in zip(ways, samples_us(graphs, rounds)):
+        for name, more in zip(ways, samples_us(graphs, rounds, mixed=True)):
             seen[name] += more
         us = {name: statistics.median(samples) for name, samples in seen.items()}
         low, high = ({n: statistics.quantiles(x)[i] for n, x in seen.items()} for i in (0, 2))

@@ -48,10 +48,10 @@ def main(argv: list[str]) -> int:
         print("bench h200-grouped: needs an H100 or H200 and a torch built for CUDA", file=sys.stderr)
         return 2
     groups, tokens = given.groups or GROUPS, given.tokens or TOKENS
-    # what takes the GPU longest first: others compile meanwhile
-    names = [f"forward,{g},{t},{n},{k}" for (n, k), t, g in product(SIZES_NK, sorted(tokens, reverse=True), groups)]
+    # first what compiles fast, then what takes the GPU longest: others compile meanwhile
     gradients = [(g, t) for g, t in GRADIENTS if g in groups and t in tokens]
-    names += [f"gradient,{g},{t},{GRADIENT_NK[0]},{GRADIENT_NK[1]}" for g, t in gradients]
+    names = [f"gradient,{g},{t},{GRADIENT_NK[0]},{GRADIENT_NK[1]}" for g, t in gradients]
+    names += [f"forward,{g},{t},{n},{k}" for (n, k), t, g in product(SIZES_NK, sorted(tokens, reverse=True), groups)]
     with tempfile.TemporaryDirectory(prefix="flykernels-h200-") as temporary:
         folder = (given.keep or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def sanitized(folder: Path, file: Path | None) -> int:
 
 def run(names: list[str], file: Path | None, folder: Path, seconds: float) -> int:
     start = time.perf_counter()
-    parts = [PARTS_AT_FIRST if i < MEASURING else PARTS for i in range(len(names))]
+    parts = [PARTS_AT_FIRST if i < 2 * MEASURING else PARTS for i in range(len(names))]
     ahead = Ahead([f"grouped,{name},{i},{of}" for name, of in zip(names, parts) for i in range(of)])
     raw: list[dict] = []
     try:

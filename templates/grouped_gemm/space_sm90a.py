@@ -39,6 +39,7 @@ from .sm90a_tiles import unit
 TILES_M = (16, 32, 64, 128, 192, 256)
 TILES_N = (64, 96, 128, 160, 192, 224, 256)
 TILES_N_HIGH = (64, 96, 128, 192, 256)  # of tiles that several warpgroups share along M: others come out the same
+TILES_N_OF_MANY = (128, 160, 192)  # of tiles of 64 rows of which a group has several
 KEPT = 10  # as many as are compiled and measured
 OF_LOW, OF_HIGH, OF_HEIGHT = (
     2,
@@ -97,7 +98,8 @@ def _variants(p: GroupedGemmProblem, limits: GpuLimits) -> Iterator[tuple[Groupe
     for m in TILES_M:
         if m > BLOCK_M and m >= 2 * rows:
             continue
-        for n in TILES_N_HIGH if m > BLOCK_M else TILES_N:
+        several = streaming and m == BLOCK_M < rows
+        for n in TILES_N_HIGH if m > BLOCK_M else TILES_N_OF_MANY if several else TILES_N:
             if n > TILES_N[0] and (n >= 2 * columns or (m == TILES_M[-1] and n > COLUMNS_MOST // 2)):
                 continue
             groups = (m // BLOCK_M, 1) if BLOCK_M < m < TILES_M[-1] else (2, 1) if m > BLOCK_M else (1, 1 + (n > 192))
@@ -172,6 +174,8 @@ def limit(p: GroupedGemmProblem, cfg: GroupedSm90aConfig, limits: GpuLimits) -> 
         return "TMA would write what belongs to other groups"
     if not cfg.persistent or cfg.split_k > 1 or cfg.stream_k or cfg.cluster_size > 1:
         return "workgroups of a grouped product stay, and each does whole tiles by itself"
+    if p.form == "k" and unit(p) > 1 and cfg.blocks > 1:
+        return f"{cfg.blocks} blocks of rows a warpgroup, and both ends of K are cleared: ptxas waits after each wgmma"
     if cfg.multipliers > 2 * WARPGROUP and cfg.sums > SUMS_OF_THREE:
         return f"{cfg.sums} sums a thread of three warpgroups; at most {SUMS_OF_THREE} fit into their registers"
     if cfg.columns > COLUMNS_MOST:
