@@ -44,9 +44,10 @@ class Barriers:
         """Until the phase of this parity has ended."""
         nvvm("mbarrier.try_wait.parity", self.at(i), parity, constant(WAIT_HINT, i32))
 
-    def expect(self, i, size: int) -> None:
+    def expect(self, i, size: int | Value) -> None:
         """One arrival, and the phase ends only when `size` bytes more have come by TMA."""
-        nvvm("mbarrier.arrive.expect_tx", self.at(i), constant(size, i32), relaxed="false", scope=CTA)
+        size = size if isinstance(size, Value) else constant(size, i32)
+        nvvm("mbarrier.arrive.expect_tx", self.at(i), size, relaxed="false", scope=CTA)
 
     def arrive(self, i) -> None:
         nvvm("mbarrier.arrive", self.at(i), result=mlir_type(i64), relaxed="false", scope=CTA)
