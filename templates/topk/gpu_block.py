@@ -68,7 +68,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     parts = given["parts"].to(u32) if cfg.split else number(1)
     row, part = (group // parts, group % parts) if cfg.split else (group, number(0))
     rows = [given.row(name, row) for name in ("x", "values", "indices")]
-    x, at_the_end = rows[0], Kept(k, *(r.view for r in rows))
+    x, kept = rows[0], Kept(k, *(r.view for r in rows)) if cfg.family == "select" else None
     vectors = width // vector * vector
     begin, end = number(0), vectors
     if cfg.split:
@@ -175,7 +175,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     def to_results(rank, e):
         @k.when(rank < want)
         def _():
-            write_result(k, order, *(replace(r, view=at_the_end.back(n)) for n, r in enumerate(rows)), rank, e)
+            again = [replace(r, view=kept.back(n)) for n, r in enumerate(rows)] if kept else rows
+            write_result(k, order, *again, rank, e)
 
     if cfg.split:
         merge(shared, given["workspace"], row, part, parts, to_results)
