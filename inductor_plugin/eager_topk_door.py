@@ -126,7 +126,8 @@ class DoorTopK:
 
                 def make(config=c.config):
                     codes = eager_code.codes_for("topk", p, config.key(), target.name)
-                    artefact, plans = eager_code.artefact_of(codes), {}
+                    artefact = eager_code.artefact_of(codes)
+                    plans: dict[tuple, Any] = {}
                     if rows_together(codes, config, p) is None:
                         for t in (x, *([] if hard is None else [hard])):
                             plans |= self.topk.planned(t, p.k, dim, p.largest, config, codes)
