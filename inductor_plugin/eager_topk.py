@@ -188,9 +188,22 @@ class GpuTopK:
 
     # -- plans
     def plan(self, x: Any, k: int, dim: int, largest: bool) -> Callable | None:
-        key = (x.shape, x.stride(), x.dtype, k, dim, largest, x.data_ptr() & (WIDE - 1), x.get_device())
+        key = self.key_of(x, k, dim, largest)
         found = self.plans.get(key, MISSING)
         return self._new_plan(key, x, k, dim, largest) if found is MISSING else found  # type: ignore[return-value]
+
+    @staticmethod
+    def key_of(x: Any, k: int, dim: int, largest: bool) -> tuple:
+        """What a plan depends on."""
+        return x.shape, x.stride(), x.dtype, k, dim, largest, x.data_ptr() & (WIDE - 1), x.get_device()
+
+    def planned(self, x: Any, k: int, dim: int, largest: bool, config: TopKConfig, codes: Any) -> dict:
+        """What `plans` holds of a call that this kernel serves."""
+        given = call_of(x, k, dim, largest)
+        if isinstance(given, str):
+            raise ValueError(given)
+        p, strides, inner = given
+        return {self.key_of(x, k, dim, largest): self.bind(p, config, codes, strides, inner, x, k, dim)}
 
     def _new_plan(self, key: tuple, x: Any, k: int, dim: int, largest: bool) -> Callable | None:
         if len(self.plans) >= PLANS_MOST:

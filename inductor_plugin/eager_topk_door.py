@@ -126,8 +126,18 @@ class DoorTopK:
 
                 def make(config=c.config):
                     codes = eager_code.codes_for("topk", p, config.key(), target.name)
-                    artefact = eager_code.artefact_of(codes)
-                    use = lambda: self._use(p, config.key(), artefact, put, number)
+                    artefact, plans = eager_code.artefact_of(codes), {}
+                    if rows_together(codes, config, p) is None:
+                        for t in (x, *([] if hard is None else [hard])):
+                            plans |= self.topk.planned(t, p.k, dim, p.largest, config, codes)
+
+                    def use():
+                        if not plans:
+                            self._use(p, config.key(), artefact, put, number)
+                            return
+                        self.topk.plans.update(plans)  # made before: the GPU must not wait for Python
+                        put(torch_door.OURS)
+
                     return Candidate(_name(config), config.key(), artefact, use)
 
                 make.name = _name(c.config)  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ CACHED_BYTES = 32 << 20  # of x, at most, for which workgroups that stay are the
 ONCE_BYTES = 16 * 1024  # of a row, from which going past the caches is tried where they do not hold all rows
 THREADS_ONCE = 512  # that share such a row
 STAY_ONCE = (0, 1, 2)  # workgroups a unit that stay then; 0: one a row
+FIRST_BESIDE_ONCE = 2  # of the others that are tried beside those
 FEW_ROWS = 1.0  # rows a compute unit: with fewer, units idle
 OTHER_REGISTERS, STREAMED_REGISTERS = 15, 48  # addresses, sums, the vector that is being worked on
 STREAMED_VECTORS = 4  # a thread, where rows are read twice
@@ -62,7 +63,8 @@ def _gpu(p: RMSNormProblem, target) -> Space:
     """Rows held in registers; read twice where none hold them; in slices where few wide rows leave units idle."""
     space, limits = Space(), target.limits
     few = p.rows_hint < FEW_ROWS * limits.compute_units
-    for config in (*_held(p, limits), *(_once(p, limits) if target.name == "sm90a" else ())):
+    held, once = [*_held(p, limits)], [*_once(p, limits)] if target.name == "sm90a" else []
+    for config in (*held[: FIRST_BESIDE_ONCE if once else None], *once):
         fit = fitting(p, config, limits)
         if not fit:
             why = f"{config.workgroup_size} threads with {registers(p, config)} registers each do not fit on a unit"

@@ -77,21 +77,21 @@ class Row:
 
 
 class Kept:
-    """Where rows begin that are not needed before the end: in shared memory meanwhile, so that no register holds it.
-    A barrier must lie between this and `back`."""
+    """Pointers to device memory that are not needed before the end: in shared memory meanwhile, so that no register
+    holds them. A barrier must lie between this and `back`."""
 
-    def __init__(self, k: Kernel, *rows: Row):
-        self.rows, self.words = rows, k.shared(i64, Layout((len(rows),), (1,)))
+    def __init__(self, k: Kernel, *views: View):
+        self.views, self.words = views, k.shared(i64, Layout((len(views),), (1,)))
 
         @k.when(k.thread.equals(0))
         def _():
-            for n, row in enumerate(rows):
-                self.words.put(Value(llvm.ptrtoint(mlir_type(i64), row.view.pointer), i64), n)
+            for n, view in enumerate(views):
+                self.words.put(Value(llvm.ptrtoint(mlir_type(i64), view.pointer), i64), n)
 
-    def back(self) -> list[Row]:
-        """The rows, in order."""
-        pointer = lambda n, row: llvm.inttoptr(row.view.pointer.type, self.words.get(n).ssa)
-        return [replace(row, view=replace(row.view, pointer=pointer(n, row))) for n, row in enumerate(self.rows)]
+    def back(self, n: int) -> View:
+        """The view number n."""
+        view = self.views[n]
+        return replace(view, pointer=llvm.inttoptr(view.pointer.type, self.words.get(n).ssa))
 
 
 def write_result(k: Kernel, order: Order, x: Row, values: Row, indices: Row, rank: Value, entry: Value) -> None:

@@ -10,6 +10,8 @@ Elements come in the order of their positions, chunk by chunk, so that one equal
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i16
 from flykernels.lang import Kernel, Value, maximum, minimum, select, trailing_zeros, u32
@@ -65,7 +67,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     group = k.workgroup_id().to(u32)
     parts = given["parts"].to(u32) if cfg.split else number(1)
     row, part = (group // parts, group % parts) if cfg.split else (group, number(0))
-    x, results = given.row("x", row), Kept(k, given.row("values", row), given.row("indices", row))
+    rows = [given.row(name, row) for name in ("x", "values", "indices")]
+    x, kept = rows[0], Kept(k, *(r.view for r in rows)) if cfg.family == "select" else None
     vectors = width // vector * vector
     begin, end = number(0), vectors
     if cfg.split:
@@ -172,7 +175,8 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     def to_results(rank, e):
         @k.when(rank < want)
         def _():
-            write_result(k, order, x, *results.back(), rank, e)
+            again = [replace(r, view=kept.back(n)) for n, r in enumerate(rows)] if kept else rows
+            write_result(k, order, *again, rank, e)
 
     if cfg.split:
         merge(shared, given["workspace"], row, part, parts, to_results)

@@ -71,8 +71,9 @@ def sort(board: Board, most: int, visit: Callable[[Value, Value], None]) -> None
         return tuple(network.anew(run).merge(list(mine), descending, n * lanes // 2)), run + run, at
 
     mine, _, at = merged
+    last = network.anew(count).thread  # a kernel that sorts twice does not keep what it asked of ranks
     if n == 1:
-        visit_one(k, network.thread, count, mine[0], visit)
+        visit_one(k, last, count, mine[0], visit)
         return
     gap = k.target.limits.banks * WORD_BYTES // ENTRY_BYTES // n  # a rank's neighbours lie in rows: each its own banks
     row = threads + gap
@@ -80,7 +81,7 @@ def sort(board: Board, most: int, visit: Callable[[Value, Value], None]) -> None
         entries.put(v, at + e * row + network.thread)
     k.barrier()
     for e in range(n):
-        rank = place(e)
+        rank = e * threads + last
         visit_one(k, rank, count, entries.get(at + (rank % n * row + rank // n)), visit)
 
 
@@ -106,8 +107,8 @@ class Network:
     held: int
 
     def anew(self, size: Value) -> Network:
-        """The same for runs of so many, of which LLVM does not know that it is: else it would keep what it asks of the
-        thread's bits for all steps, in more registers than there are."""
+        """The same, of which LLVM does not know that it is: else it would keep what it asks of the thread's bits, or of
+        ranks, for all steps that ask it too, in more registers than there are. size: another one in each place."""
         opaque = self.k.target.opaque((self.thread + size).to(i32)).to(u32)
         return replace(self, thread=opaque - size)
 
