@@ -30,6 +30,15 @@ class Commands(click.Group):
             raise click.ClickException(f"the simulator needs more packages: pip install 'flykernels[sim]' ({e})") from e
         return sim
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as e:
+            if e.name != "torch":
+                raise
+            needs = f"`flykernels {ctx.invoked_subcommand}` needs PyTorch here, and it is not installed"
+            raise click.ClickException(f"{needs}: pip install 'flykernels[torch]'") from e
+
 
 @click.group(cls=Commands)
 @click.version_option(__version__)

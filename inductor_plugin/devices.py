@@ -116,9 +116,11 @@ def kind_of(device: Any) -> str:
 
 
 def here(target: str) -> Device | None:
-    """The Device of a target that this process can run; None if there is none."""
-    import torch
-
+    """The Device of a target that this process can run; None if there is none, or no torch."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
     kinds = {"cpu"}
     if torch.cuda.is_available():
         kinds.add(kind_of(torch.device("cuda", torch.cuda.current_device())))

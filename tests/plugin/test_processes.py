@@ -142,6 +142,23 @@ def test_the_command_line_has_the_simulator():
     assert "--timeline" in CliRunner().invoke(main, ["sim", "--help"]).output
 
 
+def test_without_torch(tmp_path):
+    """A machine that has no torch can ask what it may compile; what needs torch says so."""
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')")
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+        "FLYKERNELS_CACHE_DIR": str(tmp_path),
+    }
+    command = [sys.executable, "-c", "from inductor_plugin.cli import main; main()"]
+    size = ["--m", "64", "--n", "512", "--k", "384"]
+    run = lambda *words: subprocess.run([*command, *words], env=env, capture_output=True, text=True, timeout=120)
+    asked = run("explain", "mm", *size, "--dtype", "bf16", "--target", "gfx950")
+    assert asked.returncode == 0 and "no gfx950 device here" in asked.stdout, asked.stderr
+    refused = run("explain", "topk", *size)
+    assert refused.returncode == 1 and "needs PyTorch" in refused.stderr and "Traceback" not in refused.stderr
+
+
 def test_enable_before_inductor_is_imported_waits_for_it(tmp_path):
     program = """
 import json, sys, torch, inductor_plugin
