@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tuning_cache import Store, segment
+from tuning_cache.layer import SETTLED_SECONDS
 
 from ._cache_keys import key, lines
 from .common import Report
@@ -118,6 +119,7 @@ def engine(report: Report, entries: int) -> None:
             seconds = time.perf_counter() - start
             del records
             size = sum(p.stat().st_blocks * 512 for p in Path(folder).rglob("*") if p.is_file())
+            time.sleep(SETTLED_SECONDS)  # a folder that changed just now is listed each time
             warm = child(name, "get", Path(folder) / "c", count, 0, LOOKUPS)
             cold = [child(name, "get", Path(folder) / "c", count, n, 1)["first_us"] for n in range(1, COLD + 1)]
             alone = child(name, "put", Path(folder) / "c", count, 0, UPDATES)
