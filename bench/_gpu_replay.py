@@ -1,4 +1,4 @@
-"""Times on a GPU: graphs replayed in turn, and plain calls."""
+"""Times on a GPU: graphs replayed in turn, and plain calls. _h200_time.py adds states of L2 and calls one by one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from inductor_plugin.gpu_timing import graph_of
+
 GRAPH_US = 300.0  # that a graph lasts at least, so that its own launch does not count
 MOST_CALLS = 64
 ROUNDS = 11
-PLAIN_CALLS, PLAIN_US = 100, 5000.0  # calls in a row, or as many as take so long
+PLAIN_CALLS, PLAIN_US = 40, 2000.0  # calls in a row, or as many as take so long: few, so that there are many turns
 
 
 def times_for(call_us: float) -> int:
@@ -24,11 +26,17 @@ def graph(calls: Sequence[Callable[[], Any]], times: int) -> torch.cuda.CUDAGrap
     """So many calls, in turn of those given."""
     calls[0]()
     torch.cuda.synchronize()
-    made = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(made):
-        for i in range(times):
-            calls[i % len(calls)]()
-    return made
+    return graph_of([calls[i % len(calls)] for i in range(times)])
+
+
+def elapsed(run: Callable[[], Any]) -> float:
+    """Microseconds of GPU time."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
 
 
 def repeated(call: Callable[[], Any], guess_us: float) -> tuple[torch.cuda.CUDAGraph, int]:
@@ -40,14 +48,9 @@ def repeated(call: Callable[[], Any], guess_us: float) -> tuple[torch.cuda.CUDAG
 def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int = ROUNDS) -> list[float]:
     """Microseconds of one call in each graph: medians over rounds in which the graphs take turns."""
     times: list[list[float]] = [[] for _ in graphs]
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(rounds + 1):
         for (g, calls), seen in zip(graphs, times):
-            start.record()
-            g.replay()
-            end.record()
-            end.synchronize()
-            seen.append(start.elapsed_time(end) * 1e3 / calls)
+            seen.append(elapsed(g.replay) / calls)
     return [statistics.median(seen[1:]) for seen in times]
 
 
@@ -59,7 +62,7 @@ def plain_us(call: Callable[[], Any]) -> float:
     call()
     torch.cuda.synchronize()
     once = (time.perf_counter() - start) * 1e6
-    times = max(5, min(PLAIN_CALLS, int(PLAIN_US / once)))
+    times = max(3, min(PLAIN_CALLS, int(PLAIN_US / once)))
     start = time.perf_counter()
     for _ in range(times):
         call()

@@ -2,7 +2,7 @@
 
     python -m bench._h200_ahead WHAT ...
 
-WHAT is KIND,M,N,K of one case, grouped,G,TOKENS,N,K, model,NAME, or sanitizer,FOLDER.
+WHAT is KIND,M,N,K of one case, or grouped,G,TOKENS,N,K.
 
 Kernels of Triton's go to Inductor's cache and ours to our store, where the bench, which runs meanwhile, finds them. Its
 tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty caches: see _h200_layers.)
@@ -24,12 +24,11 @@ SPARE = 2  # cores left to whoever measures
 
 
 class Ahead:
-    """Processes, one a core, that build what is named: `alone` has one each, `shared` is dealt out in order."""
+    """Processes, one a core, that build what is named, in this order."""
 
-    def __init__(self, shared: Sequence[str], alone: Sequence[str]):
-        count = max(1, len(os.sched_getaffinity(0)) - SPARE - len(alone))
-        self.running = [self._start([name]) for name in alone]
-        self.running += [self._start(shared[i::count]) for i in range(min(count, len(shared)))]
+    def __init__(self, names: Sequence[str]):
+        count = max(1, len(os.sched_getaffinity(0)) - SPARE)
+        self.running = [self._start(names[i::count]) for i in range(min(count, len(names)))]
 
     def _start(self, names: Sequence[str]) -> subprocess.Popen:
         return subprocess.Popen(
@@ -87,18 +86,7 @@ def build(text: str) -> None:
 
     kind, *rest = text.split(",")
     compiled = gemm.compiled
-    if kind == "sanitizer":
-        from . import _h200_sanitize
-
-        _h200_sanitize.build(Path(rest[0]), processes=SPARE)
-        return
-    if kind == "model":
-        from . import _h200_layers as models
-
-        model, given = models.model_of(models.setting_of(rest[0]))
-        function, given = model, (given,)
-        ways = tuple(models.WAYS.values())
-    elif kind == "grouped":
+    if kind == "grouped":
         g, tokens, n, k = map(int, rest)
         given, ways = grouped.operands(grouped.Case(g, tokens, "balanced", n, k)), (gemm.ALL, "TRITON")
         compiled = lambda _, backends: grouped.compiled(backends)

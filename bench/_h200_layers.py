@@ -1,7 +1,10 @@
 """Models on the H200: decoder layers of Llama-3-8B's shape, and a sentence encoder of MiniLM-L6's; tokens a second.
 
-Both ways of compiling take turns on the GPU within one process, a captured graph each. Tuning times are of processes of
-their own, one a way, that begin with empty caches. Weights are random, shapes are real.
+    python -m bench._h200_layers WHAT NAME FOLDER
+
+Each way of compiling is a process of its own that begins with empty caches: how long it takes is tuning time, start-up
+(which it is through before it is told to go) not counted. Then the ways take turns on the GPU within one process, a
+captured graph each: the other way comes out of Inductor's cache there. Weights are random, shapes are real.
 """
 
 from __future__ import annotations
@@ -9,8 +12,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,7 +190,9 @@ class Served:
 
     def sample(self, replays: int) -> float:
         """Microseconds of a replay."""
-        return timing.elapsed(lambda: [self.graph.replay() for _ in range(replays)]) / replays
+        from ._gpu_replay import elapsed
+
+        return elapsed(lambda: [self.graph.replay() for _ in range(replays)]) / replays
 
 
 def fresh_caches(folder: Path, ours: Path) -> None:
@@ -199,14 +206,71 @@ def fresh_caches(folder: Path, ours: Path) -> None:
     clear_caches()
 
 
-def run(setting: Setting) -> dict[str, Any]:
-    """Compiles both ways, with what has been built ahead, and lets them take turns; a row of figures."""
+class Ours:
+    """Takes the time that the plugin's parts of compiling a model take, from now on in this process."""
+
+    def __init__(self) -> None:
+        from inductor_plugin import choices, fused_choice, kernels, private, runoff
+
+        parts = (
+            ("offering", choices, "offer"), ("measuring", choices.Choice, "benchmark"),
+            ("last round", runoff, "settle"),
+            ("fused ones", private, "benchmark_apart"), ("fused ones", runoff, "among_ours"),
+            ("fused ones", fused_choice, "_epilogue_microseconds"),
+        )  # fmt: skip
+        self.built: list[tuple[float, float]] = []  # begin and end, of whichever thread
+        self.waited = dict.fromkeys((part for part, *_ in parts), 0.0)  # seconds of the thread that compiles
+        self.within = False
+        for part, owner, name in parts:
+            setattr(owner, name, self._timed(getattr(owner, name), part))
+        kernels._build = self._building(kernels._build)  # type: ignore[assignment]
+
+    def _timed(self, function: Callable, part: str) -> Callable:
+        def timed(*given: Any, **named: Any) -> Any:
+            if self.within:
+                return function(*given, **named)
+            self.within, start = True, time.perf_counter()
+            try:
+                return function(*given, **named)
+            finally:
+                self.within = False
+                self.waited[part] += time.perf_counter() - start
+
+        return timed
+
+    def _building(self, function: Callable) -> Callable:
+        def build(spec: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(spec)
+            finally:
+                self.built.append((start, time.perf_counter()))
+
+        return build
+
+    def seconds(self) -> dict[str, float]:
+        """From the first to the last build, which Inductor's own go on beside, and of each part."""
+        building = max((e for _, e in self.built), default=0.0) - min((s for s, _ in self.built), default=0.0)
+        return {part: round(s, 2) for part, s in {"building": building, **self.waited}.items()}
+
+
+def alone(setting: Setting, folder: Path) -> dict[str, Any]:
+    """Inductor without us, from empty caches."""
+    made = _served(setting, folder, "max-autotune")[1]
+    return {"setting": setting.name, "seconds": made.seconds, "error": made.error}
+
+
+def side_by_side(setting: Setting, folder: Path) -> dict[str, Any]:
+    """With us from empty caches, then in turns with what `alone` has left in its own."""
     import torch
 
-    model, given = model_of(setting)
+    from inductor_plugin.counters import counters
+
+    ours = Ours()
+    model, first = _served(setting, folder, "with us")
+    spent = {"benchmarks": counters["benchmarks"], "compiles": counters["compiles"], **ours.seconds()}
+    served = {"with us": first, "max-autotune": _served(setting, folder, "max-autotune", model)[1]}
     with torch.no_grad():
-        expected = model(*given).double()
-        served = {way: Served(model, given, expected, backends) for way, backends in WAYS.items()}
         replays = max(1, round(SAMPLE_US / served["max-autotune"].sample(3)))
         timed = timing.Timed({way: [] for way in served})
         for turn in range(ROUNDS + 1):
@@ -217,21 +281,89 @@ def run(setting: Setting) -> dict[str, Any]:
     rate = {way: setting.count / timed.us(way) * 1e6 for way in served}
     return {
         "setting": setting.name, "tokens/s": rate, "us": {way: timed.us(way) for way in served},
-        "ratio": timed.ratio("max-autotune", "with us"),
-        "compile s": {w: round(v.seconds, 2) for w, v in served.items()},
-        "errors": {w: v.error for w, v in served.items()}, "ours": products_of_ours(setting),
+        "ratio": timed.ratio("max-autotune", "with us"), "seconds": first.seconds, "spent on ours": spent,
+        "from the cache s": served["max-autotune"].seconds, "errors": {w: v.error for w, v in served.items()},
+        "ours": products_of_ours(setting),
     }  # fmt: skip
 
 
-def tuned(setting: Setting, folder: Path, way: str) -> dict[str, Any]:
-    """In a process of its own: how long compiling one way takes from empty caches, and how right the result is."""
+def from_cache(setting: Setting, folder: Path, inductor: str) -> dict[str, Any]:
+    """What a model that was compiled with us costs in another process. inductor: its cache that is used."""
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    from inductor_plugin.counters import counters
+
+    timed, kind = [], type(benchmarker)
+    original = kind.benchmark_gpu  # whoever measures on the GPU, measures with this
+    kind.benchmark_gpu = lambda self, *a, **k: timed.append(1) or original(self, *a, **k)
+    made = _served(setting, folder, "with us", inductor=inductor)[1]
+    return {
+        "seconds": made.seconds, "error": made.error, "measured": len(timed), "benchmarks": counters["benchmarks"],
+        "compiles": counters["compiles"], "from_cache": counters["from cache"],
+    }  # fmt: skip
+
+
+def _served(
+    setting: Setting, folder: Path, way: str, known: Any = None, inductor: str | None = None
+) -> tuple[Any, Served]:
+    """((model, inputs, eager's result), the model compiled that way), as soon as it is told to go, with this process's
+    caches in folders of the setting's and the way's own. known: the first of a call before, which began already."""
     import torch
 
-    fresh_caches(folder / setting.name / way, folder / setting.name / "ours")
-    model, given = model_of(setting)
+    fresh_caches(folder / setting.name / (inductor or way), folder / setting.name / "ours")
     with torch.no_grad():
-        made = Served(model, given, model(*given).double(), WAYS[way])
-    return {"way": way, "seconds": made.seconds, "error": made.error}
+        if known is None:
+            model, given = model_of(setting)
+            known = model, given, model(*given).double()
+            torch.cuda.synchronize()
+            print("ready", flush=True)
+            sys.stdin.readline()
+        return known, Served(*known, WAYS[way])
+
+
+class Waiting:
+    """A process of this module that is past its start-up, or soon, and waits."""
+
+    def __init__(self, what: str, setting: Setting, folder: Path):
+        self.what, self.setting = what, setting
+        self.words = folder / f"{setting.name}, {what}.log"
+        folder.mkdir(parents=True, exist_ok=True)
+        with self.words.open("w") as words:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bench._h200_layers", what, setting.name, str(folder)],
+                cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, text=True,
+            )  # fmt: skip
+
+    def go(self) -> dict[str, Any]:
+        """What it finds out. RuntimeError with its last words if it fails."""
+        told, _ = self.process.communicate("go\n")
+        if self.process.returncode:
+            last = self.words.read_text()[-3000:]
+            raise RuntimeError(f"{self.what}, {self.setting.name}: the process failed:\n{last}")
+        return json.loads(told.splitlines()[-1])
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def rows(settings: Sequence[Setting], folder: Path) -> Iterator[dict[str, Any]]:
+    """Of each setting what `alone` and `side_by_side` find. While one process compiles, the next one starts up."""
+    jobs = [(what, setting) for setting in settings for what in ("alone", "side by side")]
+    waiting = [Waiting(*jobs[0], folder)]
+    try:
+        for i, (what, _) in enumerate(jobs):
+            if i + 1 < len(jobs):
+                waiting.append(Waiting(*jobs[i + 1], folder))
+            found = waiting.pop(0).go()
+            if what == "alone":
+                before = found
+            else:
+                seconds = {"max-autotune": before["seconds"], "with us": found.pop("seconds")}
+                yield {**found, "compile s": seconds, "added": seconds["with us"] / seconds["max-autotune"] - 1}
+    finally:
+        for process in waiting:
+            process.end()
 
 
 def products_of_ours(setting: Setting) -> dict[str, str]:
@@ -243,38 +375,19 @@ def products_of_ours(setting: Setting) -> dict[str, str]:
     return {f"{e.key.op} {size(e.key.problem)}": str(e.winner) for e in sorted(found, key=lambda e: str(e.key))}
 
 
-def served_from_cache(setting: Setting, folder: Path, inductor: str) -> dict[str, Any]:
-    """In a process of its own: what a model that was compiled with us costs now. inductor: its cache that is used."""
-    import torch
-    from torch._inductor.runtime.benchmarking import benchmarker
-
-    from inductor_plugin.counters import counters
-
-    timed, kind = [], type(benchmarker)
-    original = kind.benchmark_gpu  # whoever measures on the GPU, measures with this
-    kind.benchmark_gpu = lambda self, *a, **k: timed.append(1) or original(self, *a, **k)
-    fresh_caches(folder / setting.name / inductor, folder / setting.name / "ours")
-    model, given = model_of(setting)
-    with torch.no_grad():
-        made = Served(model, given, model(*given).double(), WAYS["with us"])
-    return {
-        "seconds": made.seconds, "error": made.error, "measured": len(timed), "benchmarks": counters["benchmarks"],
-        "compiles": counters["compiles"], "from_cache": counters["from cache"],
-    }  # fmt: skip
-
-
 def setting_of(name: str) -> Setting:
     return next(s for s in (*SETTINGS, ENCODER) if s.name == name)
 
 
 def main(what: str, name: str, folder: Path) -> dict[str, Any]:
-    """what: "tune WAY"; else the folder of Inductor's cache to start with."""
+    """what: "alone", "side by side", or the folder of Inductor's cache to start with."""
     import inductor_plugin
 
     inductor_plugin.enable()
-    if what.startswith("tune "):
-        return tuned(setting_of(name), folder, what.removeprefix("tune "))
-    return served_from_cache(setting_of(name), folder, what)
+    done = {"alone": alone, "side by side": side_by_side}
+    if what in done:
+        return done[what](setting_of(name), folder)
+    return from_cache(setting_of(name), folder, what)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -25,49 +26,91 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 TOOLS = ("memcheck", "racecheck")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
-TAILS = (100, 264, 200)  # M, N, K: no multiple of any tile
-WALKED = (2500, 1304, 136)  # the same for kernels whose workgroups walk: more tiles than workgroups
+WRAPS = 2  # times that a ring of stages comes round, at least
+ROWS, COLUMNS = 2, 2  # tiles (of a cluster: so many times its own) along M and N
+STAYING, ROUNDS = 2, 3  # workgroups (clusters) that walk through tiles, and the tiles that each has
+STREAMING = 3  # workgroups of stream-K; with twice as many tiles and some, so that some are whole and some are cut
+UNIT = 8  # elements: N and K are multiples of it, as TMA wants rows to be
+WHOLE = 64  # elements: where K is a multiple of a box's 128 bytes, as in the suite, boxes of a K tile may come at once
 SECONDS_MOST = 240
 SHARES = 8  # processes of each tool at a time
+EPILOGUES: dict[str, dict] = {
+    "plain": {}, "bias and gelu": {"bias": "row", "activation": "gelu_tanh"}, "residual": {"residual": True},
+}  # fmt: skip
 NAMES = "names.json"  # in the folder, once all kernels are built
 
 
-def build(folder: Path, processes: int | None = None) -> list[str]:
-    """Builds each configuration that is offered for dense15, for small sizes, plain and with epilogues; their names.
-    Those that differ in hints to the caches alone are one. What an earlier call has built is taken as it is."""
-    if (folder / NAMES).exists():
-        return json.loads((folder / NAMES).read_text())
-    folder.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True)
+class Small:
+    """A kernel of the suite and the smallest product that takes it through everything it does.
+
+    config     as it is offered, but for stream-K, whose number of workgroups is a constant of the kernel: STREAMING
+    m          rows of A and C
+    workgroups launched at most (0: one a tile): those that stay walk through ROUNDS tiles each"""
+
+    name: str
+    problem: Any
+    config: Any
+    m: int
+    workgroups: int
+
+
+def small(name: str, problem: Any, config: Any) -> Small:
+    """Tiles that C cuts in both directions, K steps that take the ring round WRAPS times in every workgroup and end in
+    the middle of a step."""
+    size = config.cluster_size
+    rows = STREAMING * 2 + 1 if config.stream_k else STAYING * ROUNDS if config.persistent else ROWS
+    rows = ceil(rows / (COLUMNS if config.stream_k or config.persistent else 1))
+    config = replace(config, stream_k=STREAMING) if config.stream_k else config
+    m = rows * config.cluster[0] * config.tile_m - config.tile_m // 2 + 1
+    n = COLUMNS * config.cluster[1] * config.tile_n - (UNIT if config.tile_n < 4 * UNIT else 3 * UNIT)
+    tiles = ROUNDS if config.persistent else 1
+    steps = ceil((WRAPS * config.stages + 1) / tiles) * config.split_k
+    missing = WHOLE if config.tile_k > WHOLE else config.tile_k // 2 + UNIT
+    k = steps * config.tile_k - missing
+    return Small(name, replace(problem, n=n, k=k, m_hint=m), config, m, STAYING * size if config.persistent else 0)
+
+
+def kernels() -> list[Small]:
+    """Each configuration that is offered for dense15, plain and with epilogues. Those that differ in hints to the
+    caches and in the order of tiles alone are one."""
     from flykernels.targets import sm90a
     from templates.gemm.problem import GemmProblem
     from templates.gemm.space import candidates
-    from templates.gemm.workers import Workers
 
     from ._h200_gemm import SIZES_M, SIZES_NK
 
-    made: dict[str, tuple] = {}
-    epilogues = ({}, {"bias": "row", "activation": "gelu_tanh"}, {"residual": True})
+    made: dict[str, Small] = {}
     for n, k in SIZES_NK:
         for m in SIZES_M:
-            for i, epilogue in enumerate(epilogues):
+            for what, epilogue in EPILOGUES.items():
                 problem = GemmProblem(n, k, "bf16", "bf16", "row", "col", m_hint=m, **epilogue)
                 for c in candidates(problem, sm90a).kept:
-                    alike = replace(c.config, evict="none", warm=False, group_m=1)  # hints, an order: the same program
-                    made.setdefault(f"{i} {alike}", (problem, c.config))
-    names = []
+                    alike = replace(c.config, evict="none", group_m=1)
+                    name = f"{what}: {alike}"
+                    made.setdefault(name, small(name, problem, c.config))
+    return list(made.values())
+
+
+def build(folder: Path, processes: int | None = None) -> list[str]:
+    """Builds `kernels()`, on so many cores (default: all); their names. What an earlier call has built is taken."""
+    if (folder / NAMES).exists():
+        return json.loads((folder / NAMES).read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    from templates.gemm.workers import Workers
+
     with Workers(processes) as pool:
 
-        def one(item: tuple[int, tuple[str, tuple]]) -> str:
-            number, (name, (problem, config)) = item
-            m, n, k = WALKED if config.persistent or config.stream_k else TAILS
-            small = replace(problem, n=n, k=k, m_hint=m)
-            code = pool.build(small, config.key(), "sm90a")
-            code.save(folder / f"{number:03}.fko")
-            (folder / f"{number:03}.json").write_text(json.dumps({"name": name, "m": m, "problem": small.key()}))
-            return name
+        def one(item: tuple[int, Small]) -> str:
+            number, it = item
+            code = pool.build(it.problem, it.config.key(), "sm90a")
+            replace(code, grid_most=it.workgroups or code.grid_most).save(folder / f"{number:03}.fko")
+            told = {"name": it.name, "m": it.m, "problem": it.problem.key()}
+            (folder / f"{number:03}.json").write_text(json.dumps(told))
+            return it.name
 
         with ThreadPoolExecutor(pool.count) as threads:
-            names = list(threads.map(one, enumerate(made.items())))
+            names = list(threads.map(one, enumerate(kernels())))
     (folder / NAMES).write_text(json.dumps(names))
     return names
 

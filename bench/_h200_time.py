@@ -1,7 +1,8 @@
 """Timing on a GPU: ways to do the same, in turns within one process, medians; L2 hot and cold, graphs and launches.
 
 graph  a CUDA graph of many calls, replayed: one call follows the other. Cold: the calls go through copies of the
-       operands that together are COLD_TIMES what L2 holds; hot: every call has the same operands
+       operands that together are COLD_TIMES what L2 holds; hot: every call has the same operands. What a way allocates
+       lies at the same address for all ways: where in memory results lie is worth up to 3%
 plain  each call is launched and timed by itself, as triton.testing.do_bench and Inductor do. Cold: L2 is overwritten
        before; hot: the call has just been made. The GPU is kept busy until the launch has come, so Python is not timed
 """
@@ -20,6 +21,7 @@ COPIES_MOST = 64
 SAMPLE_US = 1500.0  # of GPU time a sample of graphs
 CALLS_MOST, CALLS_LEAST = 60, 4
 ROUNDS, LAUNCHES = 9, 5  # samples of a way; launches that the median of a sample is of
+ROUNDS_MOST = 45  # where more are asked for
 FLUSHED = 256 << 20  # bytes that are overwritten for a cold launch
 BUSY_US, CLOCK_MHZ = 400, 1980  # how long the GPU is busy before a launch is timed; an H200's clock, at most
 STATES, FORMS = ("cold", "hot"), ("graph", "plain")
@@ -41,6 +43,10 @@ class Timed:
 
     samples: dict[str, list[float]] = field(default_factory=dict)
 
+    @property
+    def rounds(self) -> int:
+        return min(map(len, self.samples.values()), default=0)
+
     def us(self, way: str) -> float:
         return statistics.median(self.samples[way])
 
@@ -52,30 +58,22 @@ class Timed:
         return statistics.median(b / w for b, w in zip(self.samples[base], self.samples[way], strict=True))
 
 
-def elapsed(run: Callable[[], Any]) -> float:
-    """Microseconds of GPU time."""
-    import torch
-
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3
-
-
 class Graphs:
-    """One way's calls as a graph."""
+    """One way's calls as a graph, with results in a pool's memory."""
 
-    def __init__(self, run: Run, sets: int):
+    def __init__(self, run: Run, sets: int, pool: Any):
         from inductor_plugin.gpu_timing import graph_of
+
+        from ._gpu_replay import elapsed
 
         each = min(elapsed(lambda: [run(i % sets) for i in range(8)]) / 8 for _ in range(3))
         self.calls = max(sets if sets > 1 else CALLS_LEAST, min(CALLS_MOST, round(SAMPLE_US / max(1.0, each))))
-        self.graph = graph_of([functools.partial(run, i % sets) for i in range(self.calls)])
+        self.graph = graph_of([functools.partial(run, i % sets) for i in range(self.calls)], pool)
         self.graph.replay()
 
     def sample(self) -> float:
+        from ._gpu_replay import elapsed
+
         return elapsed(self.graph.replay) / self.calls
 
 
@@ -104,9 +102,12 @@ class Launches:
         return statistics.median(start.elapsed_time(end) * 1e3 for start, end in events)
 
 
-def measure(ways: Mapping[str, Run], sets: int, states=STATES, forms=FORMS, rounds: int = ROUNDS) -> dict:
+def measure(
+    ways: Mapping[str, Run], sets: int, states=STATES, forms=FORMS, rounds: int = ROUNDS,
+    unsure: Callable[[Timed], bool] = lambda _: False,
+) -> dict[tuple[str, str], Timed]:  # fmt: skip
     """{(state, form): Timed}. A way is run(i): does the work on set i of `sets` (2 or more); the same i for all ways is
-    the same work. What a way allocates stays its own."""
+    the same work. unsure: whether more rounds are needed, up to ROUNDS_MOST; asked after every `rounds`."""
     import torch
 
     found = {}
@@ -116,17 +117,22 @@ def measure(ways: Mapping[str, Run], sets: int, states=STATES, forms=FORMS, roun
     torch.cuda.synchronize()
     for state in states:
         for form in forms:
-            flush = torch.empty(FLUSHED // 4, dtype=torch.int32, device="cuda") if form == "plain" else None
             if form == "graph":
-                made: dict[str, Any] = {n: Graphs(run, sets if state == "cold" else 1) for n, run in ways.items()}
+                pool = torch.cuda.graph_pool_handle()
+                of = sets if state == "cold" else 1
+                made: dict[str, Any] = {n: Graphs(run, of, pool) for n, run in ways.items()}
             else:
+                flush = torch.empty(FLUSHED // 4, dtype=torch.int32, device="cuda")
                 made = {n: Launches(run, flush if state == "cold" else None) for n, run in ways.items()}
             timed = found[state, form] = Timed({name: [] for name in ways})
-            for turn in range(rounds + 1):
-                for name in random.sample(list(made), len(made)):
-                    us = made[name].sample()
-                    if turn:  # the first round warms up
-                        timed.samples[name].append(us)
+            for way in made.values():
+                way.sample()  # warms up
+            done = 0
+            while done < rounds or (done < ROUNDS_MOST and unsure(timed)):
+                for _ in range(rounds):
+                    for name in random.sample(list(made), len(made)):
+                        timed.samples[name].append(made[name].sample())
+                done += rounds
             del made
             torch.cuda.empty_cache()
     return found

@@ -1,4 +1,4 @@
-"""Everything on one H200 within ten minutes: products, epilogues, models, tuning, warm starts, sanitizers, launches.
+"""Everything on one H200 within ten minutes: sanitizers, products, epilogues, models, tuning, warm starts, launches.
 
     python -m bench h200                      # all parts
     python -m bench h200 --part dense --json FILE
@@ -12,7 +12,7 @@ import argparse
 import json
 import logging
 import os
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
@@ -28,7 +28,6 @@ from . import _h200_time as timing
 from ._h200_ahead import Ahead
 from .common import Report, geomean, parser
 
-ROOT = Path(__file__).parents[1]
 LABEL = "measured on H200"
 SECONDS_MOST = 600  # that everything may take
 
@@ -157,12 +156,12 @@ def layers(run: Run) -> None:
 
     folder = run.folder / "models"
     settings = [*models.SETTINGS, models.ENCODER]
+    if run.ahead is not None:
+        run.ahead.wait()  # nobody else compiles while tuning is timed
 
     def made() -> Iterable[dict[str, Any]]:
-        for setting in settings:
-            row = models.run(setting)
-            row["note"] = f"{setting.name}: {row['ratio']:.3f}"
-            yield row
+        for row in models.rows(settings, folder):
+            yield row | {"note": f"{row['setting']}: {row['ratio']:.3f}, tuning {row['added']:+.0%}"}
 
     found = run.rows("models", len(settings), made())
     for row in found:
@@ -171,48 +170,32 @@ def layers(run: Run) -> None:
             model=row["setting"], max_autotune_tokens_s=rate["max-autotune"], with_us_tokens_s=rate["with us"],
             ratio=row["ratio"], error_to_eager=row["errors"]["with us"],
         )  # fmt: skip
+    for row in found:
+        seconds = {f"{way}, s": s for way, s in row["compile s"].items()}
+        ours = {f"ours, {part}": s for part, s in row["spent on ours"].items()}
+        run.report.row(tuning=row["setting"], **seconds, added=row["added"], **ours)
     ratios = [row["ratio"] for row in found]
     run.report.bar("models: tokens/s with us / max-autotune, geomean", _mean(ratios), at_least=1.05)
     run.report.bar("models: the slowest", min(ratios, default=0.0), at_least=0.99)
+    added = [row["added"] for row in found] or [float("inf")]
+    run.report.bar(
+        "tuning from empty caches: time that we add, median of models", statistics.median(added), at_most=0.25
+    )
     run.report.note(
         f"Decoder: {models.LAYERS} layers of Llama 3 8B's shape, random bf16 weights, {models.CACHE} tokens of each "
         "sequence in the KV cache when decoding. Encoder: MiniLM-L6-v2's shape, mean pooling, random weights."
     )
-    _tuning(run, models.TUNED, folder)
     _second_process(run, models.TUNED, folder)
 
 
-def _tuning(run: Run, setting: Any, folder: Path) -> None:
-    """How long each way takes to tune one model, from empty caches, while nobody else compiles."""
+def _second_process(run: Run, setting: Any, folder: Path) -> None:
     from . import _h200_layers as models
 
-    def made() -> Iterable[dict[str, Any]]:
-        if run.ahead is not None:
-            run.ahead.wait()
-        for way in models.WAYS:
-            yield _process(f"tune {way}", setting.name, folder)
-
-    seconds = {row["way"]: row["seconds"] for row in run.rows("tuning", len(models.WAYS), made())}
-    run.report.row(**{"tuning from empty caches": setting.name, **{f"{w}, s": s for w, s in seconds.items()}})
-    added = seconds["with us"] / seconds["max-autotune"] - 1
-    run.report.bar(f"tuning {setting.name}: time that we add", added, at_most=0.25)
-
-
-def _process(what: str, name: str, folder: Path) -> dict[str, Any]:
-    """What bench._h200_layers says in a process of its own, with as many helpers as Inductor takes by itself."""
-    command = [sys.executable, "-m", "bench._h200_layers", what, name, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{what}, {name}: the process failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _second_process(run: Run, setting: Any, folder: Path) -> None:
     starts = {"with us": "Inductor's cache and ours", "fresh": "our cache alone"}
 
     def made() -> Iterable[dict[str, Any]]:
         with ThreadPoolExecutor() as threads:
-            started = [threads.submit(_process, inductor, setting.name, folder) for inductor in starts]
+            started = [threads.submit(models.Waiting(inductor, setting, folder).go) for inductor in starts]
             for what, process in zip(starts.values(), started):
                 yield {"start": what, **process.result()}
 
@@ -233,8 +216,6 @@ def sanitizer(run: Run) -> None:
     from . import _h200_sanitize as sanitize
 
     folder = run.folder / "sanitizer"
-    if run.ahead is not None:
-        run.ahead.wait()
     count = len(sanitize.build(folder))
     found = run.rows("sanitizer", len(sanitize.TOOLS), sanitize.rows(folder))
     for row in found:
@@ -252,21 +233,18 @@ def calls(run: Run) -> None:
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
-    "dense": dense, "fused": fused, "models": layers, "sanitizer": sanitizer, "calls": calls,
+    "sanitizer": sanitizer, "dense": dense, "fused": fused, "models": layers, "calls": calls,
 }  # fmt: skip
 
 
-def ahead(parts: list[str], folder: Path) -> Ahead:
-    """Processes that build what these parts will want, in their order."""
+def ahead(parts: list[str]) -> Ahead:
+    """Processes that build what these parts will want, in their order: while the sanitizers have the GPU, and then
+    beside the first measurements."""
     from . import _h200_gemm as gemm
-    from . import _h200_layers as models
 
     kinds = {"dense": ("mm",), "fused": ("gelu", "residual")}
-    shared = [f"{c.kind},{c.m},{c.n},{c.k}" for part in parts for kind in kinds.get(part, ()) for c in gemm.cases(kind)]
-    alone = [f"model,{s.name}" for s in (*models.SETTINGS, models.ENCODER)] if "models" in parts else []
-    if "sanitizer" in parts and len(parts) > 1:
-        alone.append(f"sanitizer,{folder / 'sanitizer'}")
-    return Ahead(shared, alone)
+    wanted = [c for part in parts for kind in kinds.get(part, ()) for c in gemm.cases(kind)]
+    return Ahead([f"{c.kind},{c.m},{c.n},{c.k}" for c in wanted])
 
 
 def _mean(values: list[float]) -> float:
@@ -305,7 +283,7 @@ def _run(folder: Path, parts: list[str], file: Path | None, seconds: float) -> i
     start = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         run = Run(folder, file.absolute() if file else None, progress, seconds)
-        run.ahead = ahead(parts, folder)
+        run.ahead = ahead(parts)
         for part in parts:
             if time.perf_counter() > run.end:
                 run.report.note(f"{part}: out of time, not begun")

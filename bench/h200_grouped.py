@@ -50,7 +50,7 @@ def run(cases: list[Case], file: Path | None, seconds: float) -> int:
 
     inductor_plugin.enable()
     start = time.perf_counter()
-    ahead = Ahead([f"grouped,{c.groups},{c.tokens},{c.n},{c.k}" for c in cases[1:]], alone=())
+    ahead = Ahead([f"grouped,{c.groups},{c.tokens},{c.n},{c.k}" for c in cases[1:]])
     try:
         raw, failed = measured(cases, file, start, seconds)
     finally:

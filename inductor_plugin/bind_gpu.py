@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from flykernels.codeobject import CodeObject
 from flykernels.launch.current import Launcher
@@ -20,22 +21,22 @@ from . import bind_host, kernels
 
 log = logging.getLogger(__name__)
 
+OF_ROWS = ("a_row", "residual_row", "c_row")  # strides from one of M's rows to the next
+
 
 def bind(code: CodeObject, spec: kernels.Spec, more: Sequence[str] = ()) -> Callable:
     """callable(a, b, [bias], [residual], out=) for `spec`, running `code` or, where operands do not fit, ATen.
 
     more: conditions of one target under which ATen computes, as `bind_host.source_of` takes them."""
     p, aten = spec.problem, kernels.aten(spec)
-    names = {
+    names: dict[str, Any] = {
         "launch": Launcher(code),
         "aten": aten,
-        "warn": lambda *x: log.warning(
-            "%s %s: operands are not laid out as compiled for; ATen serves this call", spec.op, spec.name
-        ),
+        "warn": kernels.misplaced(spec),
     }
     source = bind_host.source_of(p, [*conditions(p, code), *more])
     exec(compile(source, f"<flykernels {spec.op}>", "exec"), names)
-    call: Callable = names["call"]  # type: ignore[assignment]
+    call: Callable = names["call"]
     if not code.workspace:
         return call
 
@@ -59,10 +60,13 @@ def operands_of(p: GemmProblem) -> dict[str, tuple[str, list[str]]]:
 
 
 def conditions(p: GemmProblem, code: CodeObject) -> list[str]:
-    """Under which the kernel must not run: what it was built for, and what its tensor maps can describe."""
+    """Under which the kernel must not run: what it was built for, and what its tensor maps can describe. Of one row it
+    does not matter how far the next would be."""
     out = []
     seen_by_tma = {t.of for t in code.tensor_maps}
     aligned = {"a": p.align_a, "b": p.align_b, "c": p.align_c, "residual": p.align_c}
+    aligned |= {"bias": p.align_c} if p.bias == "row" else {}
+    told = lambda stride, wrong: f"(m > 1 and {wrong})" if stride in OF_ROWS else wrong
     for operand, (tensor, strides) in operands_of(p).items():
         size = (p.input_type if operand in ("a", "b") else p.output_type).bytes
         align = aligned.get(operand, size)
@@ -71,7 +75,7 @@ def conditions(p: GemmProblem, code: CodeObject) -> list[str]:
         if address > size:
             out.append(f"{tensor}.data_ptr() % {address}")
         if step > size:
-            out += [f"{s} % {step // size}" for s in strides]
+            out += [told(s, f"{s} % {step // size}") for s in strides]
         if operand in seen_by_tma:  # a tensor map has no axis of repeated rows; a batch that is repeated is one matrix
-            out += [f"{s} == 0" for s in strides if not s.endswith("_batch")]
+            out += [told(s, f"{s} == 0") for s in strides if not s.endswith("_batch")]
     return out

@@ -23,15 +23,13 @@ def bind(code: Any, spec: kernels.Spec) -> Callable:
     """callable(a, b, [bias], [residual], out=) for `spec`, running `code` or, where operands do not fit, ATen."""
     kernel = host.load(code)
     source = source_of(spec.problem)
-    names = {
+    names: dict[str, Any] = {
         "launch": kernel.launcher(),
         "aten": kernels.aten(spec),
-        "warn": lambda *x: log.warning(
-            "%s %s: operands are not laid out as compiled for; ATen serves this call", spec.op, spec.name
-        ),
+        "warn": kernels.misplaced(spec),
     }
     exec(compile(source, f"<flykernels {spec.op}>", "exec"), names)
-    return names["call"]  # type: ignore[return-value]
+    return names["call"]
 
 
 def source_of(p: GemmProblem, more: Sequence[str] = ()) -> str:

@@ -12,6 +12,7 @@ does. The candidates' own order comes from `alone`; who wins is decided by `in_t
 from __future__ import annotations
 
 import contextlib
+import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from typing import Any
 FLUSHED = 256 << 20  # bytes overwritten before each run: several times what L2 holds, and 70 us or more of a GPU's time
 WARM, FEWEST, MOST = 3, 5, 50  # runs of each
 BUDGET_MS = 25.0  # for each
-ROUNDS, COPIES_MOST = 9, 32
-SAMPLE_MS, CALLS_LEAST, CALLS_MOST = 0.4, 4, 32  # of a graph whose calls all have the same operands
+COPIES_MOST = 32
+CALLS_LEAST, CALLS_MOST = 4, 32  # of a graph whose calls all have the same operands
+QUICK_ROUNDS, QUICK_MS = 3, 0.4  # samples of a candidate, and how long one lasts, to tell who may be the fastest
+ROUNDS, SUSTAINED_MS = 9, 1.5  # the same of those few: long enough that a GPU held back by its power is seen to be
 DEVICE = "cuda"
 
 
@@ -55,23 +58,40 @@ class Pair:
         """The geometric mean: both count alike."""
         return (self.cold * self.hot) ** 0.5
 
-    def plus(self, milliseconds: float) -> Pair:
-        return Pair(self.cold + milliseconds, self.hot + milliseconds)
+    def plus(self, other: Pair) -> Pair:
+        return Pair(self.cold + other.cold, self.hot + other.hot)
 
 
-def in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int, variants: int = 1) -> list[Pair]:
+Makers = Sequence[Callable[[int], list[Callable[[], Any]]]]
+
+
+def in_turns(
+    makers: Makers, size: int, variants: int = 1, likely: Callable[[list[Pair]], list[int]] | None = None
+) -> list[Pair | None]:
     """The time of a call of each candidate, when one call follows the other in a graph; the candidates take turns. Of
-    ROUNDS the lower quartile: what disturbs a measurement makes it longer.
+    all samples the lower quartile: what disturbs a measurement makes it longer.
 
     makers    makers[i](n): n calls of candidate i, each on tensors of its own, so that L2 does not hold the next ones.
               They may keep to the stream on which they were made
     size      bytes of one call's tensors
-    variants  so many calls in a row differ in more than their tensors; all count alike"""
+    variants  so many calls in a row differ in more than their tensors; all count alike
+    likely    of all candidates' times, taken quickly, the numbers of those to be timed at length: the others' are None
+              then. With none named the quick ones stand"""
     with _side_stream():
-        return _in_turns(makers, size, variants)
+        graphs = _graphs(makers, size, variants)
+        everybody = list(range(len(makers)))
+        if likely is None:
+            return list(_times(graphs, everybody, ROUNDS, SUSTAINED_MS))
+        quick = _times(graphs, everybody, QUICK_ROUNDS, QUICK_MS)
+        few = likely(quick)
+        if not few:
+            return list(quick)
+        found = dict(zip(few, _times(graphs, few, ROUNDS, SUSTAINED_MS)))
+        return [found.get(i) for i in everybody]
 
 
-def _in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: int, variants: int) -> list[Pair]:
+def _graphs(makers: Makers, size: int, variants: int) -> list[list[tuple[Any, int]]]:
+    """For each candidate (graph, how many calls) with operands that L2 does not hold, and with the same ones."""
     copies = max(2, min(COPIES_MOST, -(-FLUSHED // max(1, size))))
     copies = -(-copies // variants) * variants
     graphs = []
@@ -79,15 +99,24 @@ def _in_turns(makers: Sequence[Callable[[int], list[Callable[[], Any]]]], size: 
         calls = make(copies)
         calls[0]()
         cold = graph_of(calls)
-        again = max(CALLS_LEAST, min(CALLS_MOST, int(SAMPLE_MS / max(_replayed(cold) / copies, 1e-3))))
+        again = max(CALLS_LEAST, min(CALLS_MOST, int(QUICK_MS / max(_replayed(cold, 1) / copies, 1e-3))))
         again = -(-again // variants)
-        graphs += [(cold, copies), (graph_of(calls[:variants] * again), variants * again)]
-    found: list[list[float]] = [[] for _ in graphs]
-    for _ in range(ROUNDS):
-        for kept, (graph, count) in zip(found, graphs):
-            kept.append(_replayed(graph) / count)
-    low = [statistics.quantiles(kept)[0] for kept in found]
-    return [Pair(*pair) for pair in zip(low[::2], low[1::2])]
+        graphs.append([(cold, copies), (graph_of(calls[:variants] * again), variants * again)])
+    return graphs
+
+
+def _times(graphs: list[list[tuple[Any, int]]], which: list[int], rounds: int, sample_ms: float) -> list[Pair]:
+    """Of these candidates, in so many rounds, each in an order of its own."""
+    turns = [(i, state) for i in which for state in (0, 1)]
+    replays = {t: max(1, round(sample_ms / _replayed(graphs[t[0]][t[1]][0], 1))) for t in turns}
+    found: dict[tuple[int, int], list[float]] = {t: [] for t in turns}
+    shuffled = random.Random(0)  # the same in every process
+    for _ in range(rounds):
+        for turn in shuffled.sample(turns, len(turns)):
+            graph, calls = graphs[turn[0]][turn[1]]
+            found[turn].append(_replayed(graph, replays[turn]) / calls)
+    low = {turn: statistics.quantiles(kept)[0] for turn, kept in found.items()}
+    return [Pair(low[i, 0], low[i, 1]) for i in which]
 
 
 @contextlib.contextmanager
@@ -108,26 +137,31 @@ def _side_stream() -> Iterator[None]:
         before.wait_stream(stream)
 
 
-def graph_of(calls: Sequence[Callable[[], Any]]) -> Any:
-    """A captured graph of the calls, in order. Whatever other threads do meanwhile is not in the way."""
+def graph_of(calls: Sequence[Callable[[], Any]], pool: Any = None) -> Any:
+    """A captured graph of the calls, in order; what they return is not kept: its memory serves the next call, as in
+    compiled code. Whatever other threads do meanwhile is not in the way.
+
+    pool: what torch.cuda.graph_pool_handle gave; graphs of one pool write their results to the same memory"""
     import torch
 
     graph: Any = torch.cuda.CUDAGraph()
     with _side_stream():
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            graph.kept = [(call, call()) for call in calls]  # type: ignore[attr-defined]  # lives as long as the graph
+            for call in calls:
+                call()
         finally:
             graph.capture_end()
+    graph.kept = list(calls)  # with the tensors they hold
     return graph
 
 
-def _replayed(graph: Any) -> float:
-    """Milliseconds of a replay that follows another, so that the launch is there in time."""
+def _replayed(graph: Any, times: int) -> float:
+    """Milliseconds of a replay: the mean of so many in a row that follow another, so launches are there in time."""
     graph.replay()
-    start, end = _timed([graph.replay])
+    start, end = _timed([graph.replay] * times)
     end.synchronize()
-    return start.elapsed_time(end)
+    return start.elapsed_time(end) / times
 
 
 def _flush() -> Any:

@@ -78,10 +78,11 @@ def _settle(timings: dict) -> dict:
     return choices.told(runoff.settle(timings))
 
 
-def _record(*feedback: Any) -> None:
-    from . import choices
+def _record(timings: dict, *feedback: Any) -> None:
+    from . import choices, runoff
 
-    choices.record(*feedback)
+    if not runoff.decided(timings):
+        choices.record(timings, *feedback)
 
 
 def _with_fused_candidates(original: Any) -> Any:

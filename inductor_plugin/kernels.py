@@ -10,6 +10,7 @@ import atexit
 import functools
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -86,7 +87,7 @@ def code_for(spec: Spec) -> CodeObject:
 
 
 def _build(spec: Spec) -> CodeObject:
-    """x86 kernels here; GPU kernels, which take LLVM longer, in processes, so that precompiling uses all cores."""
+    """x86 kernels here; GPU kernels, which take LLVM longer, in processes, so that precompiling uses many cores."""
     if spec.target != "x86":
         return _workers().build(spec.problem, spec.config, spec.target)
     if spec.op in OWN:
@@ -100,7 +101,8 @@ def _build(spec: Spec) -> CodeObject:
 def _workers() -> Any:
     from templates.gemm.workers import Workers
 
-    made = Workers()
+    cores = len(os.sched_getaffinity(0))
+    made = Workers(max(2, cores // 2))  # Inductor has as many processes of its own as there are cores
     atexit.register(made.close)
     return made
 
@@ -164,6 +166,12 @@ def aten(spec: Spec) -> Callable:
         return out.copy_(result + operands[0] if operands else result)
 
     return run
+
+
+def misplaced(spec: Spec) -> Callable[[], None]:
+    """Says, the first time that it is called, that operands do not lie as a kernel was compiled for."""
+    said = "%s %s: operands are not laid out as compiled for; ATen serves this call and others like it"
+    return functools.cache(lambda: log.warning(said, spec.op, spec.name))
 
 
 def callable_for(spec: Spec) -> Callable:

@@ -138,7 +138,8 @@ def from_nodes(
         rows = unit_stride(bias.get_size()[skip:], bias.get_stride()[skip:]) == "row"
         if rows and list(bias.get_size()) == list(layout.size):
             bias, residual, bias_is = None, bias, "none"  # the same sum; rows of a residual are read in wide loads
-    held = [layout] if residual is None else [layout, residual.get_layout()]
+    beside = [residual, bias if bias_is == "row" else None]  # C's alignment is promised of these as well
+    held = [layout, *(x.get_layout() for x in beside if x is not None)]
     problem = GemmProblem(
         n=n_,
         k=k_,

@@ -11,15 +11,16 @@ import logging
 import math
 from typing import Any
 
-from . import choices, gpu_timing, measure, private
+from . import choices, gpu_timing, measure, private, settings
 from .choices import Choice
 from .gpu_timing import Pair
 
 log = logging.getLogger(__name__)
 names = private.load().names
-PASS_MS = 0.002  # at least, of a kernel of its own for what a template takes in: an estimate for an H200, in graphs
 LOSS_MOST = 0.02  # of INERTIA in one state, where the other makes up for it: the others are never faster
-OURS, TEMPLATES = 8, 2  # that take part; of ATen's all do
+OURS, TEMPLATES = 5, 2  # that take part; of ATen's all do
+CLOSE_OURS, CLOSE_OTHERS = 2, 2  # that are timed at length, where the best of both sides
+APART = 0.08  # are no further apart than this
 
 
 def settle(timings: dict) -> dict:
@@ -29,7 +30,7 @@ def settle(timings: dict) -> dict:
         finalists = _finalists(timings)
         if not finalists or private.capturing() or private.tunes_elsewhere():
             return timings
-        return _measured(timings, finalists)
+        return _known(timings, finalists) or _measured(timings, finalists)
     except Exception as e:
         log.warning("the candidates' last round was left out: %s: %s", type(e).__name__, e)
         if private.out_of_memory(e):
@@ -46,7 +47,7 @@ def among_ours(milliseconds: dict) -> dict:
             return milliseconds
         with private.on_device(valid[0].layout.device):
             times = gpu_timing.in_turns([c.bmreq.calls for c in valid], valid[0].bmreq.bytes)
-        found = {c: t.mean * (1 + measure.INERTIA) for c, t in zip(valid, times)}
+        found = {c: t.mean * (1 + measure.INERTIA) for c, t in zip(valid, times) if t is not None}
         return {c: found.get(c, max(t, *found.values())) for c, t in milliseconds.items()}
     except Exception as e:
         log.warning("our candidates were not measured again: %s: %s", type(e).__name__, e)
@@ -64,6 +65,35 @@ def _finalists(timings: dict) -> list[Any]:
     return [*aten, *others, *ours]
 
 
+_decided: dict[tuple, dict[str, float]] = {}  # what `settle` has found in this process, for a model's equal layers
+
+
+def _question(timings: dict, finalists: list[Any]) -> tuple:
+    request = next(c.request for c in finalists if isinstance(c, Choice))
+    followed = any(isinstance(c, Choice) and c.followed for c in finalists)
+    return request.key.digest, followed, frozenset(choices.label(c) for c in timings)
+
+
+def _known(timings: dict, finalists: list[Any]) -> dict | None:
+    """What was found for the same candidates of the same problem, if the cache still holds what came of it."""
+    found = _decided.get(_question(timings, finalists))
+    request = next(c.request for c in finalists if isinstance(c, Choice))
+    entry = settings.store().lookup(request.key) if found is not None else None
+    if found is None or entry is None or not entry.winner:
+        return None
+    return {c: found[choices.label(c)] for c in timings}
+
+
+def decided(timings: dict) -> bool:
+    """Whether these candidates were settled before in this process. Never raises."""
+    try:
+        finalists = _finalists(timings)
+        return bool(finalists) and _known(timings, finalists) is not None
+    except Exception as e:
+        log.debug("not known whether this was settled: %s: %s", type(e).__name__, e)
+        return False
+
+
 def _measured(timings: dict, finalists: list[Any]) -> dict:
     with private.on_device(finalists[-1].layout.device):  # ours
         makers, kept = [], []
@@ -77,17 +107,48 @@ def _measured(timings: dict, finalists: list[Any]) -> dict:
                 continue
             makers.append(make)
             kept.append(choice)
-        times = gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes, measure.variants(finalists[-1].spec))
-    apart = PASS_MS if any(isinstance(c, Choice) and c.followed for c in kept) else 0.0
-    found = judged({c: t if _takes_in(c) else t.plus(apart) for c, t in zip(kept, times)})
+        followed = any(isinstance(c, Choice) and c.followed for c in kept)
+        apart = _pass(finalists[-1].bmreq.output_tensor_meta) if followed else Pair(0.0, 0.0)
+        whole = lambda times: {c: t if _takes_in(c) else t.plus(apart) for c, t in zip(kept, times) if t is not None}
+        likely = lambda times: [kept.index(c) for c in _close(whole(times))]
+        times = gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes, measure.variants(finalists[-1].spec), likely)
+    found = judged(whole(times))
     slowest = max(found.values())
     settled = {c: found.get(c, max(t, slowest)) for c, t in timings.items()}
     request = next(c.request for c in kept if isinstance(c, Choice))
-    told = [f"{choices.label(c)} {t.cold * 1e3:.1f} us cold, {t.hot * 1e3:.1f} hot" for c, t in zip(kept, times)]
+    timed = {c: t for c, t in zip(kept, times) if t is not None}
+    told = [f"{choices.label(c)} {t.cold * 1e3:.1f} us cold, {t.hot * 1e3:.1f} hot" for c, t in timed.items()]
     log.info("%s M=%s: last round: %s", request.op, request.m, "; ".join(told))
     choices.record(settled, request.op, [], list(settled))
-    choices.remember(request.key, {choices.label(c): t.mean * 1e3 for c, t in zip(kept, times)})
+    choices.remember(request.key, {choices.label(c): t.mean * 1e3 for c, t in timed.items()})
+    _decided[_question(timings, finalists)] = {choices.label(c): t for c, t in settled.items()}
     return settled
+
+
+def _close(times: dict[Any, Pair]) -> list[Any]:
+    """The few that are to be timed at length: none where quick times tell who is faster, ours or the others."""
+    ranked = sorted(times, key=lambda c: times[c].mean)
+    ours = [c for c in ranked if isinstance(c, Choice)][:CLOSE_OURS]
+    others = [c for c in ranked if not isinstance(c, Choice)][:CLOSE_OTHERS]
+    if not ours or not others or times[ours[0]].mean > times[others[0]].mean * (1 + APART):
+        return []
+    return [*others, *ours]
+
+
+def _pass(held: Any) -> Pair:
+    """What one more kernel takes that reads and writes C once: a template of Inductor's takes such a one in."""
+    return _pass_over(tuple(held.sizes), held.dtype, held.device)
+
+
+@functools.cache
+def _pass_over(sizes: tuple[int, ...], dtype: Any, device: Any) -> Pair:
+    import torch
+
+    made = lambda: torch.ones(sizes, dtype=dtype, device=device)
+    calls: Any = lambda count: [functools.partial(torch.relu, made()) for _ in range(count)]
+    (found,) = gpu_timing.in_turns([calls], 2 * math.prod(sizes) * dtype.itemsize)
+    assert found is not None  # all are timed at length
+    return found
 
 
 def _takes_in(choice: Any) -> bool:

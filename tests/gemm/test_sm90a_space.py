@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flykernels.targets import sm90a
+from templates.gemm import space_sm90a
 from templates.gemm.build import build
 from templates.gemm.problem import GemmProblem
-from templates.gemm.space import candidates
+from templates.gemm.space import TILE, VARIANTS, candidates
 from templates.gemm.space_sm90a import KEPT, limit
 
 NT = GemmProblem(4096, 4096, "bf16", "bf16", b="col")
@@ -57,3 +58,15 @@ def test_candidates_compile_without_spills(m):
     p = replace(NT, m_hint=m, bias="row", activation="silu")
     for c in candidates(p, sm90a).kept[:4]:
         assert build(p, c.config, sm90a).spills == 0
+
+
+@pytest.mark.parametrize("m, n, k", [(16, 4096, 4096), (256, 14336, 4096), (4096, 4096, 14336)])
+def test_the_likeliest_tile_is_tried_in_variants_the_others_once(m, n, k):
+    p = GemmProblem(n, k, "bf16", "bf16", "row", "col", m_hint=m)
+    all_of_them, space = space_sm90a.candidates(p, sm90a), candidates(p, sm90a)
+    tile = lambda c: tuple(getattr(c.config, x) for x in TILE)
+    tiles = [tile(c) for c in space.kept]
+    assert space.kept[0] == all_of_them.kept[0] and tiles.count(tiles[0]) <= VARIANTS
+    assert set(tiles) == {tile(c) for c in all_of_them.kept}
+    assert all(tiles.count(t) == 1 for t in set(tiles) - {tiles[0]})
+    assert len(space.kept) + len(space.dropped) == len(all_of_them.kept) + len(all_of_them.dropped)

@@ -146,6 +146,25 @@ def test_what_tma_cannot_read_at_run_time_is_aten_s(log_text):
     assert_close(function(misaligned, b), misaligned.double() @ b.double(), 128)
 
 
+def test_one_row_has_no_next_one(log_text):
+    """Inductor gives an axis of one element any stride, such as 0."""
+    x, w, scale = rand(1, 1, 256), rand(512, 256), rand(256)
+    function = lambda x, w, scale: F.linear(F.rms_norm(x, (256,), scale), w)
+    result, code = run_and_get_code(compile_with(function), x, w, scale)
+    assert ours_ran(code) and "not laid out" not in log_text.text
+    normed = F.rms_norm(x.double(), (256,), scale.double(), torch.finfo(BF16).eps).to(BF16)
+    assert_close(result, normed.double() @ w.double().t(), 256 * 4)  # the scale makes numbers larger
+
+
+def test_a_bias_that_begins_between_words():
+    x, w, whole = rand(64, 512), rand(1024, 512), rand(1025)
+    handed, cut = compile_with(F.linear), compile_with(lambda x, w, whole: F.linear(x, w, whole[1:]))
+    exact = F.linear(x.double(), w.double(), whole[1:].double())
+    handed(x, w, whole[:1024])
+    for result in (handed(x, w, whole[1:]), cut(x, w, whole)):
+        assert_close(result, exact, 512)
+
+
 @pytest.fixture
 def log_text(caplog):
     import logging

@@ -103,6 +103,25 @@ def test_without_tensor_maps_only_what_the_problem_promises_is_asked(h200, monke
     assert len(library.named("cuLaunchKernelEx")) == 1
 
 
+def test_how_far_the_next_row_would_be_does_not_matter_to_one_row(h200, monkeypatch):
+    call, library = bound(monkeypatch, made())
+    for stride in ((0, 1), (1, 1), (32, 1)):  # Inductor gives an axis of one element any of them
+        call(aligned(1, 32).as_strided((1, 32), stride), aligned(64, 32).t(), out=aligned(1, 64))
+    assert len(library.named("cuLaunchKernelEx")) == 3
+
+
+def test_a_bias_that_begins_between_words_goes_to_aten(h200, monkeypatch, log):
+    p = replace(NT, bias="row")
+    call, library = bound(monkeypatch, made(p), p)
+    a, w, whole, out = aligned(4, 32), aligned(64, 32), aligned(1, 65)[0], aligned(4, 64)
+    call(a, w.t(), whole[:64], out=out)
+    assert len(library.named("cuLaunchKernelEx")) == 1
+    for _ in range(2):
+        call(a, w.t(), whole[1:], out=out)
+    assert len(library.named("cuLaunchKernelEx")) == 1 and log.text.count("not laid out") == 1
+    assert torch.allclose(out.float(), a.float() @ w.t().float() + whole[1:].float(), atol=0.3)
+
+
 def test_no_memory_for_workspace_is_aten_s_call(h200, monkeypatch, log):
     call, library = bound(monkeypatch, made(split=True))
     a, w, out = aligned(4, 32), aligned(64, 32), aligned(4, 64)

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from inductor_plugin import choices, gpu_timing, kernels, private, runoff, settings
+from inductor_plugin import choices, gpu_timing, install, kernels, private, runoff, settings
 from templates.gemm.problem import GemmProblem
 from tuning_cache import Key, Timing
+
+PASS_MS = 0.002
 
 
 class Template:
@@ -37,7 +39,7 @@ def contest(monkeypatch):
         made.spec, made.name = kernels.Spec("mm", "sm90a", p, {"tile_m": 64 + i}), "ours"
         made.request = SimpleNamespace(key=key, op="mm", m=16)
         made.layout = SimpleNamespace(device=torch.device("cuda", 0))
-        made.bmreq = SimpleNamespace(calls=calls_of(made), bytes=1 << 20)
+        made.bmreq = SimpleNamespace(calls=calls_of(made), bytes=1 << 20, output_tensor_meta=None)
         ours.append(made)
     aten = names.ExternKernelCaller.__new__(names.ExternKernelCaller)
     aten.name = "mm"
@@ -47,7 +49,17 @@ def contest(monkeypatch):
     monkeypatch.setattr(private, "on_device", lambda device: nullcontext())
     monkeypatch.setattr(private, "calls", lambda choice, sane, count: calls_of(choice)(count))
     pair = lambda t: t if isinstance(t, gpu_timing.Pair) else gpu_timing.Pair(t, t)
-    monkeypatch.setattr(gpu_timing, "in_turns", lambda makers, *_: [pair(true.get(m(1)[0](), 0.015)) for m in makers])
+
+    def in_turns(makers, size, variants=1, likely=None):
+        measured.append(len(makers))
+        times = [pair(true.get(m(1)[0](), 0.015)) for m in makers]
+        few = likely(times) if likely else []
+        return [t if i in few or not few else None for i, t in enumerate(times)]
+
+    measured = true["measured"] = []
+    monkeypatch.setattr(gpu_timing, "in_turns", in_turns)
+    monkeypatch.setattr(runoff, "_decided", {})
+    monkeypatch.setattr(runoff, "_pass", lambda held: gpu_timing.Pair(PASS_MS, PASS_MS))
     monkeypatch.setattr(choices, "with_artefact", lambda spec: spec)
     return timings, true, ours, aten, key
 
@@ -82,8 +94,35 @@ def test_what_inductor_s_kernel_takes_in_counts_for_it(contest):
         made.followed = True
     settled = runoff.settle(dict(timings))
     assert min(settled, key=settled.get) is template
-    assert settled[aten] == pytest.approx(0.011 + runoff.PASS_MS)
+    assert settled[aten] == pytest.approx(0.011 + PASS_MS)
     assert settings.store().lookup(key).timings["aten mm"].microseconds == pytest.approx(11.0)
+
+
+def test_equal_layers_of_a_model_are_settled_once(contest):
+    timings, true, ours, _, key = contest
+    true[ours[1].spec.name] = 0.010
+    first = runoff.settle(dict(timings))
+    assert runoff.decided(timings) and len(true["measured"]) == 1
+    true[ours[1].spec.name] = 0.020
+    assert runoff.settle(dict(timings)) == first and len(true["measured"]) == 1
+    install._record(dict(timings), "mm", [], list(timings))  # Inductor's own times, which name another winner
+    assert settings.store().lookup(key).winner == ours[1].spec.name
+    without = {c: t for c, t in timings.items() if c is not ours[1]}  # other candidates: another question
+    assert min(runoff.settle(dict(without)), key=runoff.settle(dict(without)).get) is not ours[1]
+    assert len(true["measured"]) == 2
+    for made in ours:
+        made.followed = True
+    runoff.settle(dict(timings))
+    assert len(true["measured"]) == 3
+
+
+@pytest.mark.parametrize("best, close", [(0.02, False), (0.0155, True), (0.005, True)])
+def test_only_close_contests_are_timed_at_length(contest, best, close):
+    _, _, ours, aten, _ = contest
+    times = {**dict.fromkeys(ours, 0.02), aten: 0.015, ours[1]: best}
+    named = runoff._close({c: gpu_timing.Pair(t, t) for c, t in times.items()})
+    assert ({aten, ours[1]} <= set(named)) == close and bool(named) == close
+    assert len(named) <= runoff.CLOSE_OURS + runoff.CLOSE_OTHERS
 
 
 def test_times_of_the_last_round_replace_those_of_ours_in_the_cache(contest):
@@ -121,11 +160,11 @@ def test_where_there_is_nothing_to_decide_nothing_changes(contest, monkeypatch, 
         ours[0].layout.device = torch.device("cpu")
     else:
 
-        def no_memory(makers, size):
+        def no_memory(makers, *_):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
         monkeypatch.setattr(gpu_timing, "in_turns", no_memory)
-    assert runoff.settle(dict(timings)) == timings
+    assert runoff.settle(dict(timings)) == timings and not runoff.decided(timings)
     assert settings.store().lookup(key) is None
 
 
@@ -200,6 +239,11 @@ def test_times_are_of_the_calls_alone(monkeypatch):
     assert gpu_timing.alone(lambda: takes(0.25)) == pytest.approx(0.25)
     found = gpu_timing.in_turns([maker(0.5, 0.5), maker(0.125, 0.0625)], size=32)
     assert made == [2, 2]
+    some = gpu_timing.in_turns(
+        [maker(0.5, 0.5), maker(0.125, 0.0625)], 32, 1, lambda quick: [quick.index(min(quick, key=lambda t: t.mean))]
+    )
+    assert some[0] is None and some[1].mean == pytest.approx(found[1].mean)
+    assert gpu_timing.in_turns([maker(0.5, 0.5)], 32, 1, lambda quick: []) == [gpu_timing.Pair(0.5, 0.5)]
     assert found[0] == gpu_timing.Pair(0.5, 0.5) and (found[1].cold, found[1].hot) == pytest.approx((0.125, 0.0625))
     assert gpu_timing.Pair(0.9, 0.4).mean == pytest.approx(0.6)
 

@@ -57,6 +57,13 @@ def test_one_scale_a_matrix_or_a_row(scaling, out):
     run(p, SMALL, 70, found=found)
 
 
+def test_a_scale_for_each_row_of_interleaved_parts():
+    """Each quarter of the tile has rows and columns, and so scales, of its own."""
+    cfg = ScaledConfig(tile_m=128, tile_n=128, stages=2, waves=(2, 2), schedule="four")
+    p = ScaledGemmProblem(n=136, k=1024, scaling="row", m_hint=200)
+    run(p, cfg, 133)
+
+
 @pytest.mark.parametrize("kind", [F8, F4])
 def test_interleaved(kind):
     """256 x 256, two workgroups, the second cut on both sides; K of whole tiles and an odd number of slots."""
