@@ -27,7 +27,8 @@ SHAPES = (  # (M, N, K): a decoder's layers, #133334 of PyTorch, a large cube
     (8192, 8192, 8192),
 )  # fmt: skip
 SCALINGS, SUMS = ("row", "tensor"), {"promoted": False, "fast": True}
-# C is rounded to bf16: 2^-9 of each element at most, 2^-10 in the mean; fast sums have about 14 bits besides.
+# Of C, in the Frobenius norm: bf16's rounding, 2^-9 of an element at most. Fast sums are cut off at about 14 bits with
+# every instruction besides, K / 32 times: no more of that than ATen's have is asked for.
 ERROR_MOST = 2e-3
 
 
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("bench h200-scaled: needs an H100 or H200 and a torch built for CUDA", file=sys.stderr)
         return 2
-    report, ratios, worst = Report("h200-scaled", "measured on H200"), [], 0.0
+    report, ratios, worst = Report("h200-scaled", "measured on H200"), [], {"promoted": 0.0, "fast": 0.0}
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         coming = {}
         for shape in SHAPES:
@@ -75,22 +76,24 @@ def main(argv: list[str]) -> int:
                 tensors = operands(*shape, scaling)
                 for sums in SUMS:
                     codes = [(c, CodeObject.from_bytes(f.result())) for c, f in coming[shape, scaling, sums]]
-                    row, error = timed(shape, scaling, sums, tensors, codes)
+                    row = timed(shape, scaling, sums, tensors, codes)
                     ratios.append(row["ratio"])
-                    worst = max(worst, error)
+                    allowed = ERROR_MOST if sums == "promoted" else max(ERROR_MOST, row["ATen_error"])
+                    worst[sums] = max(worst[sums], row["error"] / allowed)
                     report.row(**row)
                     print(*row.values(), file=sys.stderr, flush=True)
                     if given.json is not None:  # kept as it comes
                         given.json.write_text(json.dumps(report.as_dict(), indent=1) + "\n")
-    report.bar("largest relative error of a kernel, Frobenius norm", worst, at_most=ERROR_MOST)
+    report.bar(f"promoted sums: largest relative error, over {ERROR_MOST}", worst["promoted"], at_most=1)
+    report.bar("fast sums: largest relative error, over ATen's", worst["fast"], at_most=1.05)
     report.bar("ATen's time over our fastest kernel's, geomean", geomean(ratios))
     report.bar("the faster of both, as compiled code takes it, geomean", geomean(max(1.0, r) for r in ratios))
     report.note("Graphs of several calls, replayed in turn: the mean of operands cold and hot in L2. C is bf16")
     return report.close(given.json)
 
 
-def timed(shape, scaling: str, sums: str, tensors: dict, codes: list) -> tuple[dict, float]:
-    """(a row of figures, the largest error of ours) of one problem."""
+def timed(shape, scaling: str, sums: str, tensors: dict, codes: list) -> dict:
+    """A row of figures of one problem. error: the largest of our kernels'."""
     import torch
 
     from flykernels.launch.current import Launcher
@@ -99,8 +102,8 @@ def timed(shape, scaling: str, sums: str, tensors: dict, codes: list) -> tuple[d
     m, n, k = shape
     fast = SUMS[sums]
     names = pointers(problem(m, n, k, scaling, fast))
-    exact = exact_of(tensors)
-    worst = 0.0
+    exact, worst = exact_of(tensors), 0.0
+    off = lambda c: ((c.double() - exact).norm() / exact.norm()).nan_to_num(float("inf")).item()
 
     def ours(code: CodeObject):
         launch = Launcher(code)
@@ -130,17 +133,16 @@ def timed(shape, scaling: str, sums: str, tensors: dict, codes: list) -> tuple[d
         tensors["c"].fill_(float("nan"))
         launch = Launcher(code)
         launch(*(tensors[x].data_ptr() for x in names), *scalar_values(tensors["a"], tensors["b"], tensors["c"]))
-        error = ((tensors["c"].double() - exact).norm() / exact.norm()).item()
-        worst = max(worst, error if error == error else float("inf"))
+        worst = max(worst, off(tensors["c"]))
     size = sum(t.nbytes for t in tensors.values())
     times = [t.mean * 1e3 for t in in_turns([theirs, *(ours(code) for _, code in codes)], size)]
     best = min(range(1, len(times)), key=times.__getitem__)
     row = {
         "shape": f"{m}x{n}x{k}", "scales": scaling, "sums": sums, "ATen_us": times[0], "ours_us": times[best],
         "ratio": times[0] / times[best], "first_guess_us": times[1], "TFLOPs": 2e-6 * m * n * k / times[best],
-        "ours": str(codes[best - 1][0]),
+        "error": worst, "ATen_error": off(theirs(1)[0]()), "ours": str(codes[best - 1][0]),
     }  # fmt: skip
-    return row, worst
+    return row
 
 
 def copy_of(tensors: dict) -> dict:

@@ -258,10 +258,8 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: An
     why = p.why_not(Named(target or "gfx950"))
     if why is not None and p.k:
         raise ValueError(f"mx_matmul: {why}")
-    composed = target is None or p.k == 0
-    if target == "gfx950":
-        composed = composed or bool(gfx950.why_not(p)) or overlap(p, a, b, scale_a, scale_b, out)
-    if composed:
+    not_lying_so = target == "gfx950" and (gfx950.why_not(p) or overlap(p, a, b, scale_a, scale_b, out))
+    if target is None or p.k == 0 or not_lying_so:
         return out.copy_(composed_matmul(a, b, scale_a, scale_b, bias))
     threads = torch.get_num_threads() if target == "x86" else 1
     p = problem_for_rows(p, m)

@@ -12,15 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import reduce
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import DType, bf16, f16, f32, i16, i32, u8
+from flykernels.dtypes import DType, bf16, f16, f32, i8, i16, i32, u8
 from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum, minimum
 from flykernels.lang.fragment import Fragment
+from flykernels.lang.memory import advance
 from flykernels.lang.microscaling import scale_of, scales_of_bf16, words, words_down
 from flykernels.lang.values import Value, absolute, maximum_or_nan, select, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK
 from templates.gemm.order import grouped
 
+from . import sm90a_stages
 from .arguments import declared
 from .problem import QuantizeProblem
 
@@ -39,7 +41,8 @@ class GpuConfig:
     lanes    of a wave, the target's
     strip    tiles along a row that a workgroup does one after the other, with both orientations (a power of two): their
              rows' scales leave together. A sector of memory costs its time however few bytes of it are written
-    ahead    with strips: the next tile is on its way while one is encoded
+    ahead    with strips: the next tile is on its way into registers while one is encoded
+    staged   with strips, on sm_90a: so many tiles are on their way into shared memory (0: none), see sm90a_stages.py
     beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
     group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X"""
 
@@ -51,12 +54,14 @@ class GpuConfig:
     group: int = 1
     strip: int = 1
     ahead: bool = False
+    staged: int = 0
 
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
 
     def __str__(self) -> str:
-        more = f", strips of {self.strip}{' ahead' if self.ahead else ''}" if self.strip > 1 else ""
+        how = f", {self.staged} staged" if self.staged else " ahead" if self.ahead else ""
+        more = f", strips of {self.strip}{how}" if self.strip > 1 else ""
         return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}"
 
     @property
@@ -97,7 +102,7 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
         if not p.rows:
             return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=beside)
         if p.input_type == bf16 and p.per_byte == 2:
-            return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=2, strip=8, ahead=True)
+            return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=2, strip=4, ahead=True)
         if p.input_type == bf16:
             return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2, ahead=True)
         return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
@@ -130,13 +135,23 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
         stride_multiple=max(1, p.align_x // p.input_type.bytes), zeros=False,
     )  # fmt: skip
     held = ThreadValues(cfg.tile, cfg.spread(0, 1, 1, 1), Mode(EACH, 1, 1), (Mode(cfg.held, 0, 1),))
-    turned = Turned(k, p, cfg) if p.columns else None
+    memory = None
+    if cfg.staged:
+        reason = sm90a_stages.why_not(p)
+        if reason is not None or cfg.strip == 1 or cfg.group > 1 or k.target.name != "sm90a":
+            raise ValueError(f"{cfg} on {k.target.name}: {reason or 'stages are for strips on sm90a'}")
+        staged = sm90a_stages.Stages.size(held, cfg.staged)
+        memory = k.target.dynamic_memory(k, staged + Turned.size(p, cfg))
+        stages = sm90a_stages.Stages(k, x, held, cfg.staged, memory)
+    turned = Turned(k, p, cfg, advance(memory, staged, i8) if memory else None) if p.columns else None
     tally = Tally(k, cfg) if cfg.strip > 1 else None
 
-    def tile(number, at, values):
-        """X's tile `at`, as it was read; it is the workgroup's `number`-th."""
+    def tile(number, at, values, meanwhile=lambda: None):
+        """X's tile `at`, as it was read; it is the workgroup's `number`-th. meanwhile: what is done once all of it has
+        come."""
         if p.rows:
             along_rows(k, p, cfg, values, given, at, tally.of(number) if tally else None)
+        meanwhile()
         if turned:
             if p.rows:  # held as they came; their f32 values are made a second time
                 again = lambda v: vector_of([k.target.opaque(w) for w in words_of(v)]).bitcast(v.dtype, EACH)
@@ -147,9 +162,20 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
         tile(0, (row, strip), k.fragment(held).load(x.tile(cfg.tile, row, strip)))
         return
 
+    def leave(row, strip, board=0):
+        """A strip's rows' scales, once all threads have put theirs on a board."""
+        count = minimum(tiles - strip * cfg.strip, cfg.strip)
+        to = matrix(given["scales"], u8, m, p.n // BLOCK).tile(tally.take.tile, row, strip)
+        gathered = replace(tally.boards[board], shape=(rows, count * tally.each), multiple=(rows, 1))
+        k.fragment(tally.take).store(to, k.fragment(tally.take).load(gathered))
+
+    if cfg.staged:
+        k.grid_most = k.target.limits.compute_units * cfg.beside
+        sm90a_stages.walk(k, stages, cfg.strip, tiles, down, tile, leave)
+        return
+
     first = strip * cfg.strip
     count = minimum(tiles - first, cfg.strip)
-
     load = k.fragment(held).load
     if cfg.ahead:
 
@@ -169,24 +195,31 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
             tile(number, at, load(x.tile(cfg.tile, *at)))
 
     k.barrier()
-    to = matrix(given["scales"], u8, m, p.n // BLOCK).tile(tally.take.tile, row, strip)
-    gathered = replace(tally.board, shape=(rows, count * tally.each), multiple=(rows, 1))
-    k.fragment(tally.take).store(to, k.fragment(tally.take).load(gathered))
+    leave(row, strip)
 
 
 class Turned:
     """LDS in which columns' codes and scales are turned round. Of two tiles that follow one another each has its own:
     then one barrier a tile will do."""
 
-    def __init__(self, k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
+    def __init__(self, k: Kernel, p: QuantizeProblem, cfg: GpuConfig, memory=None):
         (rows, columns), per, self.count = cfg.tile, 32 // p.output_type.bits, min(2, cfg.strip)
         deep = rows // per
         swizzle = shelf_swizzle(columns, deep, k.target.limits.banks)
-        self.codes = k.shared(i32, Layout.compact(self.count, columns, deep), swizzle)
+        layout = Layout.compact(self.count, columns, deep)
+        if memory is None:
+            self.codes = k.shared(i32, layout, swizzle)
+        else:
+            self.codes = View(memory, i32, layout.shape, layout.stride, swizzle)
         # columns side by side: lanes that write together are EACH bytes apart. A chunk more between blocks of rows,
         # for those that read them side by side
         pitch = columns + k.target.vector_bytes
         self.scales = k.shared(u8, Layout((self.count, columns, rows // BLOCK), (rows // BLOCK * pitch, 1, pitch)))
+
+    @staticmethod
+    def size(p: QuantizeProblem, cfg: GpuConfig) -> int:
+        """Bytes of the codes."""
+        return min(2, cfg.strip) * cfg.tile[0] * cfg.tile[1] // p.per_byte
 
     def of(self, number) -> tuple[View, View]:
         """Words of codes (columns, rows / numbers a word) and scales (columns, rows / 32) of a workgroup's tile."""
@@ -194,16 +227,18 @@ class Turned:
 
 
 class Tally:
-    """LDS that gathers the rows' scales of a strip of tiles."""
+    """LDS that gathers the rows' scales of a strip of tiles; of strips that follow one another each has a board."""
 
     def __init__(self, k: Kernel, cfg: GpuConfig):
-        rows, self.each = cfg.tile[0], cfg.tile[1] // BLOCK
-        self.board = k.shared(u8, Layout.compact(rows, cfg.strip * self.each))
+        rows, self.each, self.strip = cfg.tile[0], cfg.tile[1] // BLOCK, cfg.strip
+        self.count = 2 if cfg.staged else 1
+        self.boards = k.shared(u8, Layout.compact(self.count, rows, cfg.strip * self.each))
         self.take = lines(rows, cfg.strip * self.each, cfg.workgroup_size, 1)
 
     def of(self, number) -> View:
         """Scales (rows, columns / 32) of a workgroup's tile."""
-        return self.board.at(0, number * self.each)
+        board = self.boards[number // self.strip % self.count]
+        return board.at(0, number % self.strip * self.each)
 
 
 def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, board: View | None):

@@ -11,6 +11,7 @@ import torch
 from flykernels.launch.current import Launcher
 from flykernels.targets import sm90a
 from templates.quantize.arguments import outputs, shapes
+from templates.quantize.gpu import GpuConfig
 from templates.quantize.problem import INPUTS, MODES, QuantizeProblem
 from tests.quantize.case import GUARD, compare, compiled, guarded, numbers, stored
 
@@ -38,6 +39,25 @@ def test_bytes(which, dtype, format, mode):
     for n, m in ((160, 160), (1056, 384)):
         p = QuantizeProblem(n=n, dtype=dtype, format=format, rows=rows, columns=columns, mode=mode)
         run(p, numbers(p, m))
+
+
+@pytest.mark.parametrize(("waves", "beside", "strip"), [((8, 1), 2, 4), ((8, 2), 1, 2), ((4, 1), 4, 8)])
+@pytest.mark.parametrize(("dtype", "format"), list(product(INPUTS[:2], FORMATS)))
+def test_tiles_that_come_by_copies(waves, beside, strip, dtype, format):
+    """Strips that are short, tiles that are cut on both sides, workgroups that do several strips or none."""
+    config = GpuConfig(waves, 4, 32, 8, beside, strip=strip, staged=2)
+    for n, m, pad in ((96, 32, 0), (1056, 416, 8), (2048, 512, 0), (8192, 4096 + 32, 0)):
+        p = QuantizeProblem(n=n, dtype=dtype, format=format, columns=True)
+        if n < 8192:
+            run(p, numbers(p, m), pad=pad, config=config)
+        else:  # by the kernel that has been tested against numpy: more strips than workgroups
+            x = torch.randn(m, n, device="cuda").to(getattr(torch, p.input_type.torch))
+            of_both = []
+            for c in (config, None):
+                out = [torch.full(size, 0xA5, dtype=torch.uint8, device="cuda") for size in shapes(p, m).values()]
+                Launcher(compiled(p, sm90a, c))(x.data_ptr(), *(t.data_ptr() for t in out), m, n)
+                of_both.append(out)
+            assert all(torch.equal(a, b) for a, b in zip(*of_both, strict=True))
 
 
 @pytest.mark.parametrize(("which", "n", "m"), [("rows", 576, 37), ("columns", 90, 64), ("both", 96, 32)])

@@ -2,60 +2,58 @@
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from flykernels.codeobject import CodeObject
 from flykernels.dtypes import bf16, f4e2m1
+from flykernels.lang import TraceError
 from flykernels.microscaling import encode
-from flykernels.targets import sm90a, sm90a_fp4
+from flykernels.targets import gfx950, sm90a, sm90a_fp4
 from flykernels.targets.sm90a import find_ptxas
 from templates.quantize.arguments import SCALARS, outputs
 from templates.quantize.build import build, build_from_json, default
+from templates.quantize.gpu import GpuConfig
 from templates.quantize.problem import QuantizeProblem
-from templates.quantize.sm90a import RingConfig, why_not
 from templates.scaled_gemm.reference import rounded
 
-FORMATS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
 BOTH = QuantizeProblem(n=4096, columns=True)
+STAGED = GpuConfig((8, 1), 4, 32, 8, beside=2, strip=4, staged=2)
 
 
-@pytest.mark.parametrize(("kind", "format"), list(product(("bf16", "f16"), FORMATS)))
-def test_a_ring_serves_both_orientations_of_16_bits(kind, format):
+@pytest.mark.parametrize(("kind", "format"), [("bf16", "f8E4M3FN"), ("bf16", "f4E2M1FN"), ("f16", "f4E2M1FN")])
+def test_tiles_that_come_by_copies_hold_no_registers(kind, format):
+    """Each tile is eight copies of 16 bytes a thread, started before the one ahead of it is encoded; nothing spills."""
     p = QuantizeProblem(n=4096, dtype=kind, format=format, columns=True)
-    config = RingConfig(beside=3 - p.per_byte, band=128 * p.per_byte)
-    code = build(p, config, sm90a)
+    code = build(p, STAGED, sm90a)
     assert [a.name for a in code.arguments] == ["x", *outputs(p), *SCALARS]
-    assert [t.name for t in code.tensor_maps] == ["x_map"] and "cp.async.bulk.tensor.2d" in code.text
-    assert code.grid_most == sm90a.limits.compute_units * config.beside
-    assert config.beside * code.dynamic_bytes <= sm90a.limits.shared_bytes
+    assert code.text.count("cp.async.cg.shared.global") == 8 * (STAGED.staged + 1)
+    assert "ld.global" not in code.text and code.grid_most == sm90a.limits.compute_units * STAGED.beside
+    assert STAGED.beside * (code.dynamic_bytes + code.shared_bytes + 1024) <= sm90a.limits.shared_bytes + 1024
     if find_ptxas():
         assert code.spills == 0 and code.binary[:4] == b"\x7fELF"
     assert CodeObject.from_bytes(code.to_bytes()) == code
-    assert build_from_json(p, config.key(), "sm90a") == code
+    assert build_from_json(p, STAGED.key(), "sm90a") == code
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"rows": False}, "both orientations"), ({"columns": False}, "both orientations"),
-    ({"dtype": "f32"}, "16-bit types"), ({"align_x": 8}, "TMA needs 16"),
+    ({"dtype": "f32"}, "copies move 16, 8 numbers"), ({"align_x": 8}, "aligned to 8 bytes"),
 ])  # fmt: skip
-def test_what_a_ring_does_not_serve_has_another_kernel(change, words):
+def test_what_copies_do_not_bring_has_another_kernel(change, words):
     p = QuantizeProblem(**{**BOTH.key(), **change})
-    assert words in why_not(p)
-    with pytest.raises(Exception, match=words):
-        build(p, RingConfig(), sm90a)
-    config = default(p, sm90a)
-    assert build_from_json(p, config.key(), "sm90a").text
+    with pytest.raises((ValueError, TraceError), match=words):
+        build(p, STAGED, sm90a)
+    assert build(p, default(p, sm90a), sm90a).text
 
 
-def test_a_piece_is_of_whole_lines_of_codes():
-    fp4 = QuantizeProblem(n=4096, format="f4E2M1FN", columns=True)
-    with pytest.raises(Exception, match="6 tiles along a row; 4 fill a line"):
-        build(fp4, RingConfig(along=6, band=256), sm90a)
-    with pytest.raises(Exception, match="tiles of 128 rows; 256 fill a line"):
-        build(fp4, RingConfig(), sm90a)
+@pytest.mark.parametrize("config", [replace(STAGED, strip=1), replace(STAGED, group=8)])
+def test_stages_are_for_strips(config):
+    with pytest.raises((ValueError, TraceError), match="stages are for strips"):
+        build(BOTH, config, sm90a)
+    with pytest.raises((ValueError, TraceError), match="sm90a"):
+        build(BOTH, replace(STAGED, lanes=64), gfx950)
 
 
 @pytest.mark.parametrize("kind", list(sm90a_fp4.FLAT), ids=str)
