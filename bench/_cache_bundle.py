@@ -19,22 +19,25 @@ SHAPES = [
     {"op": "mm", "m": 256, "n": 512, "k": 1024, "dtype": "bf16", "layout": "NT"},
     {"op": "mm", "m": 8, "n": 384, "k": 1536, "dtype": "f32", "layout": "NN"},
 ]
+DENSE = ROOT / "bench" / "dense15.yaml"
 ERROR_MOST = {"f32": 1e-5, "bf16": 1e-2}  # relative, in the norm: a few roundings of the type
 
 
 class Machine:
-    """A directory of its own for every cache, and the environment that goes with it."""
+    """A directory of its own for every cache, and the environment that goes with it. compiler: it has MLIR;
+    gpu: it sees the GPUs that are here."""
 
-    def __init__(self, folder: Path, compiler: bool):
+    def __init__(self, folder: Path, compiler: bool, gpu: bool = True):
         self.folder = folder
         path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         path = path if compiler else [str(without_compiler(folder / "no-mlir")), *path]
         self.env = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            "FLYKERNELS_CACHE_DIR": str(folder / "cache"),
+            "FLYKERNELS_CACHE_DIR": str(folder / "flykernels"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TRITON_CACHE_DIR": str(folder / "triton"),
+            **({} if gpu else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}),
         }
 
     def run(self, *command: Any) -> str:
@@ -53,17 +56,19 @@ class Machine:
 
 
 def bundle(report: Report, device: str = "cpu", shapes: Path | None = None, made: Path | None = None) -> None:
-    """device  where the products run
-    shapes  the products; default: SHAPES
-    made    a bundle of their candidates that was made elsewhere; default: made here, with MLIR, without measuring"""
+    """device  where the products run: "cpu" or "cuda"
+    shapes  the products; default: SHAPES, on GPUs dense15
+    made    a bundle of their candidates that was made elsewhere; default: made here, with MLIR, without seeing a GPU"""
     with tempfile.TemporaryDirectory(prefix="flykernels-bench-") as name:
         folder = Path(name)
         if shapes is None:
-            shapes = folder / "shapes.json"
-            shapes.write_text(json.dumps(SHAPES))
+            shapes = DENSE if device != "cpu" else folder / "shapes.json"
+            if device == "cpu":
+                shapes.write_text(json.dumps(SHAPES))
         if made is None:
-            builder = Machine(folder / "builder", compiler=True)
-            warm = builder.flykernels("warmup", shapes, "--target", "x86", "--compile-only")
+            builder = Machine(folder / "builder", compiler=True, gpu=False)
+            target = "x86" if device == "cpu" else "sm90a"
+            warm = builder.flykernels("warmup", shapes, "--target", target, "--compile-only")
             print(warm.splitlines()[-2], flush=True)
             made = folder / "compiled.tar.gz"
             print(builder.flykernels("cache", "export", made).strip(), flush=True)

@@ -1,21 +1,15 @@
 """Every candidate of every suite shape: compiled, and run on the simulator on a few workgroups, edges included.
 
-It takes a core some 20 minutes. What is done is saved at once, one JSON line a candidate, and a run that is started
-again with the same file goes on from there unless the kernels' sources have changed.
+It takes a core some 20 minutes. A run that is started again with the same file goes on from there unless the kernels'
+sources have changed (`_resumed.py`).
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import Progress
 
 from flykernels.lang import TraceError
 from flykernels.targets import gfx950
@@ -25,7 +19,7 @@ from templates.gemm.gfx950_config import Gfx950Config
 from templates.gemm.problem import GemmProblem
 from templates.gemm.space import candidates
 
-LINE_EVERY = 25  # candidates, where there is no terminal to draw a bar on
+from ._resumed import resumed
 
 
 @dataclass(frozen=True)
@@ -48,44 +42,13 @@ class Outcome:
 
 def outcomes(work: Sequence[tuple[str, GemmProblem, Gfx950Config]], file: Path | None, jobs: int) -> list[Outcome]:
     """What becomes of each (shape's name, problem, configuration); file: where to save and to go on from."""
-    sources = digest("gemm")
-    known = {(o.shape, o.config): o for o in saved(file, sources)}
-    left = [w for w in work if (w[0], str(w[2])) not in known]
-    with Progress(console=Console(stderr=True), disable=False, transient=True) as progress:
-        task = progress.add_task("candidates", total=len(work), completed=len(work) - len(left))
-        bad = 0
-        for n, outcome in enumerate(_tried(left, jobs), len(work) - len(left) + 1):
-            known[outcome.shape, outcome.config] = outcome
-            bad += bool(outcome.wrong or outcome.spilled)
-            if file is not None:
-                with file.open("a") as f:
-                    f.write(json.dumps({"sources": sources, **asdict(outcome)}) + "\n")
-            progress.update(task, completed=n, description=f"candidates, {bad} bad")
-            if not progress.console.is_terminal and n % LINE_EVERY == 0:
-                progress.console.print(f"{n} of {len(work)} candidates, {bad} bad")
-    return [known[name, str(config)] for name, _, config in work]
+    pieces = {f"{name}: {config}": (name, p, config) for name, p, config in work}
+    found = resumed(pieces, _tried, digest("gemm"), file, jobs, "candidates")
+    return [Outcome(**found[f"{name}: {config}"]) for name, _, config in work]
 
 
-def saved(file: Path | None, sources: str) -> Iterator[Outcome]:
-    """What a run from the same sources has saved."""
-    if file is None or not file.exists():
-        return
-    for line in file.read_text().splitlines():
-        try:
-            found = json.loads(line)
-            if found.pop("sources") == sources:
-                yield Outcome(**found)
-        except (ValueError, KeyError, TypeError):
-            continue  # half a line of a run that was stopped
-
-
-def _tried(work: Sequence[tuple], jobs: int) -> Iterator[Outcome]:
-    if jobs == 1:
-        yield from (tried(*w) for w in work)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(tried, *w) for w in work]):
-            yield done.result()
+def _tried(name: str, p: GemmProblem, cfg: Gfx950Config) -> dict:
+    return asdict(tried(name, p, cfg))
 
 
 def tried(name: str, p: GemmProblem, cfg: Gfx950Config) -> Outcome:
@@ -131,4 +94,4 @@ def all_work(shapes: Iterator[tuple[str, GemmProblem]]) -> Iterator[tuple[str, G
         yield name, p, [c.config for c in candidates(p, gfx950).kept]
 
 
-__all__ = ["Outcome", "all_work", "outcomes", "run_cut", "saved", "tried"]
+__all__ = ["Outcome", "all_work", "outcomes", "run_cut", "tried"]

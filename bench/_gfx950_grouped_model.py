@@ -12,13 +12,18 @@ import json
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
 from functools import cache
+from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from flykernels.sim.gemm_grid import fill_rate, lines
-from flykernels.sim.report import profile, run_together
+from flykernels.sim.load import load
+from flykernels.sim.report import occupancy, run_together
+from flykernels.sim.run import Simulation
 from flykernels.sim.timing import Machine950
+from flykernels.sim.trace import Recorder
 from flykernels.targets import gfx950
 from templates.gemm.gfx950_config import Gfx950Config
 from templates.gemm.order import grouped
@@ -27,13 +32,23 @@ from templates.grouped_gemm.config import GroupedConfig
 from templates.grouped_gemm.problem import GroupedGemmProblem
 from templates.grouped_gemm.schedule import turns, walk
 
-from ._gfx950_model import TRITON
+from ._gfx950_model import TRITON as OF_PRODUCTS
 
 DEPTHS = (8, 16)  # K tiles of two recordings: more than the deepest ring holds
 TURNS_LOOKED_AT = 6  # of a launch, evenly spread: what their tiles share stands for the others
 ELEMENT = 2  # bytes
 RATES = (57.6, 32.0, 16.0, 6.0)  # bytes a cycle and unit at which costs are simulated; between them, and
 # below, they are taken to be linear in the time that a byte takes
+LDS_MOST = gfx950.limits.shared_bytes
+# (BM, BN, BK, warps, stages): what Inductor's list for _grouped_mm holds (torch/_inductor/kernel/mm_grouped.py) as far
+# as LDS does, and what its and published lists hold for one product, which AMD's pipeline with 2 stages is made for
+INDUCTOR = (
+    (m, n, k, warps, stages)
+    for m, n, k in product((16, 32, 64, 128), (64, 128, 256), (64, 128, 256))
+    for warps, stages in product((4, 8), (3, 4))
+    if (m + n) * k * ELEMENT * stages <= LDS_MOST
+)
+TRITON = tuple(dict.fromkeys((*OF_PRODUCTS, *INDUCTOR)))
 SAME_LINE = 150.0  # cycles of a load from a line of memory that this unit has just read: 32 groups' offs share one
 
 
@@ -54,7 +69,7 @@ class Saved:
         if name not in self.known:
             self.known[name] = make()
             if self.file is not None:
-                with self.file.open("a") as f:
+                with self.file.open("a") as f:  # one write, appended: several processes may
                     f.write(json.dumps([name, self.known[name]]) + "\n")
         return self.known[name]
 
@@ -67,7 +82,8 @@ class Recorded:
     """A kernel's recordings.
 
     tile     (M, N, K)
-    record   (groups, tiles, depth) -> report of a workgroup that does so many tiles in the last of so many groups
+    record   (groups, tiles, depth) -> (recording of a workgroup that does so many tiles in the last of so many groups,
+             how many of them fit on a compute unit)
     place    (turn, workgroup, workgroups, tiles) -> number of a tile, >= tiles if there is none
     within   (number in the group, rows, columns of tiles) -> (row, column)"""
 
@@ -76,23 +92,23 @@ class Recorded:
     record: Callable
     place: Callable
     within: Callable
-    reports: dict = field(default_factory=dict)
+    records: dict = field(default_factory=dict)
     sources: Callable[[], str] = str  # digest of what the kernel is made from
 
-    def report(self, groups: int, tiles: int, depth: int):
+    def recording(self, groups: int, tiles: int, depth: int) -> tuple[Recorder, int]:
         key = groups, tiles, depth
-        if key not in self.reports:
-            self.reports[key] = self.record(*key)
-        return self.reports[key]
+        if key not in self.records:
+            self.records[key] = self.record(*key)
+        return self.records[key]
 
     @property
     def together(self) -> int:
         """Workgroups that fit on a compute unit."""
-        make = lambda: self.report(1, 1, DEPTHS[0]).occupancy.workgroups
+        make = lambda: self.recording(1, 1, DEPTHS[0])[1]
         return int(SAVED.get([self.sources(), self.name, "together"], make))
 
     def cycles(self, groups: int, tiles: int, depth: int, together: int, machine: Machine950) -> float:
-        make = lambda: run_together(self.report(groups, tiles, depth).recorder, together, machine).cycles
+        make = lambda: run_together(self.recording(groups, tiles, depth)[0], together, machine).cycles
         return SAVED.get([self.sources(), self.name, groups, tiles, depth, together, *astuple(machine)], make)
 
     def tile_cost(self, together: int, rate: float, machine: Machine950) -> tuple[float, float, float]:
@@ -163,6 +179,15 @@ def estimate(r: Recorded, sizes: np.ndarray, n: int, k: int, c: Machine950, toge
     return Estimate(cycles / (c.clock_ghz * 1e3) + c.launch_us, count, together, levels[0])
 
 
+def recorded(code, args: list, shared_bytes: int = 0) -> tuple[Recorder, int]:
+    """(a recording of one workgroup, how many fit on a compute unit)."""
+    loaded = load(code)
+    recorder = Recorder(instructions=loaded.code.instructions)
+    simulation = Simulation(loaded, args, (1, 1, 1), trace=recorder, shared_bytes=shared_bytes)
+    simulation.run()
+    return recorder, occupancy(loaded.kernel, simulation.waves_each, simulation.lds_bytes).workgroups
+
+
 def operands(groups: int, tiles: int, depth: int, tile: tuple[int, int, int]):
     """(A, B, offs, C) of one workgroup's recording: all groups are empty but the last, which has `tiles` tiles."""
     m, n, k = tile[0] * tiles, tile[1], tile[2] * depth
@@ -185,7 +210,7 @@ def ours(tile: Gfx950Config) -> Recorded:
     def record(groups, tiles, depth):
         a, b, offs, c, m, n, k = operands(groups, tiles, depth, shape)
         args = [a, b, offs, c, *(np.int64(x) for x in (m, k, k, n, n * k))]
-        return profile(made(groups, tiles, depth), args, (1, 1, 1))
+        return recorded(made(groups, tiles, depth), args)
 
     @cache
     def sources():
@@ -223,11 +248,11 @@ def triton(tile: tuple[int, int, int], warps: int, stages: int) -> Recorded:
         hidden = [np.zeros(64, np.uint8)] * 2
         code = made(groups)
         args = [a, b, offs, c, k, k, k, n * k, n, *hidden]
-        return profile(code.asm["amdgcn"], args, (1, 1, 1), shared_bytes=code.metadata.shared)
+        return recorded(code.asm["amdgcn"], args, code.metadata.shared)
 
     place = lambda turn, w, workgroups, total: walk(turn, w, workgroups, total, gfx950.limits.dies)
     sources = lambda: hashlib.sha256(Path(triton_kernels.__file__).read_bytes()).hexdigest()
-    name = f"{BM}x{BN}x{BK}, {warps} warps, {stages} stages"
+    name = f"{BM}x{BN}x{BK}, {warps} warps, {stages} stages, Triton {version('triton')}"
     return Recorded(name, tile, record, place, lambda i, rows, _: (i % rows, i // rows), sources=sources)
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from flykernels.codeobject import CodeObject
 from flykernels.lang import TraceError
 from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950
@@ -42,28 +42,50 @@ class Outcome:
     wrong: str
 
 
-def attempts(p: GroupedGemmProblem, sample: int) -> Iterator[Outcome]:
-    """Each candidate of a problem, or one in `sample`."""
-    name = f"{p.form} {p.groups} groups, T {p.tokens_hint}, {p.m or p.n} x {p.k or p.n}, {p.a},{p.b}"
-    kept = [c.config for c in candidates(p, gfx950).kept]
-    return tried(name, kept, sample, lambda config: build(p, config, gfx950), lambda config: run(p, config))
+@dataclass(frozen=True)
+class Task:
+    """Problems that one configuration is a candidate of, and whose small runs are the same."""
+
+    problems: tuple
+    config: Any
 
 
-def tried(
-    name: str, kept: list, sample: int, build: Callable[[Any], CodeObject], run: Callable[[Any], str]
-) -> Iterator[Outcome]:
-    """One configuration in `sample`, built in full size and run small."""
-    if not kept:
-        yield Outcome(name, "", 0.0, 0, "no candidate")
-    for config in random.Random(name).sample(kept, max(1, len(kept) // sample)) if kept else ():
+def tasks(problems: Iterable, sample: int, kept_of: Callable, cut: Callable) -> list[Task]:
+    """Each candidate of each problem, or one in `sample`. kept_of: problem -> configurations; cut: (problem,
+    configuration) -> the problem that is run, as far as it tells kernels apart."""
+    found: dict[tuple, list] = defaultdict(list)
+    for p in problems:
+        kept = kept_of(p)
+        if not kept:
+            raise ValueError(f"{p} has no candidate")
+        for config in random.Random(str(p)).sample(kept, max(1, len(kept) // sample)):
+            found[cut(p, config), config].append(p)
+    return [Task(tuple(ps), config) for (_, config), ps in found.items()]
+
+
+def dense_tasks(problems: Iterable[GroupedGemmProblem], sample: int) -> list[Task]:
+    kept = lambda p: [c.config for c in candidates(p, gfx950).kept]
+    return tasks(problems, sample, kept, lambda p, config: replace(small(p, config)[0], tokens_hint=1))
+
+
+def tried(task: Task) -> list[dict]:
+    """One configuration, built in each problem's full size and run small."""
+    name = lambda p: f"{p.form} {p.groups} groups, T {p.tokens_hint}, {p.m or p.n} x {p.k or p.n}, {p.a},{p.b}"
+    return outcomes(task, name, build, run)
+
+
+def outcomes(task: Task, name: Callable, build: Callable, run: Callable) -> list[dict]:
+    """Outcomes as dictionaries."""
+    found, wrong = [], run(task.problems[0], task.config)
+    for p in task.problems:
         start = time.process_time()
         try:
-            code = build(config)
+            code = build(p, task.config, gfx950)
+            spills, refused = code.spills + code.scratch_bytes, ""
         except (TraceError, ValueError) as e:
-            yield Outcome(name, str(config), time.process_time() - start, 0, str(e))
-            continue
-        spent = time.process_time() - start
-        yield Outcome(name, str(config), spent, code.spills + code.scratch_bytes, run(config))
+            spills, refused = 0, str(e)
+        found.append(Outcome(name(p), str(task.config), time.process_time() - start, spills, refused or wrong))
+    return [asdict(o) for o in found]
 
 
 def small(p: GroupedGemmProblem, config: GroupedConfig) -> tuple[GroupedGemmProblem, np.ndarray]:

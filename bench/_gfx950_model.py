@@ -8,12 +8,12 @@ share in their die's L2, in the last-level cache and in memory (flykernels/sim/g
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
 
-from flykernels.sim.gemm_grid import fill_rate
+from flykernels.sim.gemm_grid import fill_rate, in_rounds
 from flykernels.sim.report import profile, run_together
 from flykernels.sim.timing import Machine950
 from flykernels.targets import gfx950
@@ -87,15 +87,11 @@ def estimate(r: Recorded, shape: tuple[int, int, int], c: Machine950) -> Estimat
     total = -(-M // r.tile[0]) * -(-N // r.tile[1]) * r.split
     units = int(c.units)
     at_once = units * min(r.together, -(-total // units))
-    cycles, first_bound, first_together = 0.0, "", 0
-    for first in range(0, total, at_once):
-        count = min(at_once, total - first)
-        together = -(-count // units)
-        rate, level = shared_rate(r, shape, first, count, c)
-        fixed, slope = r.cost(together, replace(c, fill_bytes=round(rate, 1)))
-        cycles += fixed + slope * -(-K // (r.tile[2] * r.split))
-        first_bound, first_together = first_bound or level, first_together or together
-    return Estimate(cycles / (c.clock_ghz * 1e3) + c.launch_us, -(-total // at_once), first_together, first_bound)
+    depth = -(-K // (r.tile[2] * r.split))
+    rate = lambda first, count: shared_rate(r, shape, first, count, c)
+    cycles, start = in_rounds(total, at_once, depth, c, rate, r.cost)
+    microseconds = cycles / (c.clock_ghz * 1e3) + c.launch_us
+    return Estimate(microseconds, -(-total // at_once), start.together, start.bound)
 
 
 @cache

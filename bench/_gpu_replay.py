@@ -14,7 +14,7 @@ from inductor_plugin.gpu_timing import graph_of
 GRAPH_US = 300.0  # that a graph lasts at least, so that its own launch does not count
 MOST_CALLS = 64
 ROUNDS = 11
-PLAIN_CALLS, PLAIN_US = 100, 5000.0  # calls in a row, or as many as take so long
+PLAIN_CALLS, PLAIN_US = 40, 2000.0  # calls in a row, or as many as take so long: few, so that there are many turns
 
 
 def times_for(call_us: float) -> int:
@@ -62,7 +62,7 @@ def plain_us(call: Callable[[], Any]) -> float:
     call()
     torch.cuda.synchronize()
     once = (time.perf_counter() - start) * 1e6
-    times = max(5, min(PLAIN_CALLS, int(PLAIN_US / once)))
+    times = max(3, min(PLAIN_CALLS, int(PLAIN_US / once)))
     start = time.perf_counter()
     for _ in range(times):
         call()

@@ -15,6 +15,17 @@ SIZES_NK = ((2048, 4096), (4096, 1536))
 SEED = 8
 
 
+def sizes_of(groups: int, tokens: int, share: str) -> list[int]:
+    """Of groups; they add up to groups x tokens. zipf: the i-th largest has a share of 1 / i. Their order is drawn."""
+    if share == "balanced":
+        return [tokens] * groups
+    draw = np.random.default_rng(SEED)
+    rank = np.arange(groups)
+    weights = 1 / (1 + rank) if share == "zipf" else (rank >= groups // 3).astype(float)
+    ends = np.round(np.cumsum(weights) / weights.sum() * groups * tokens).astype(int)
+    return draw.permutation(np.diff(ends, prepend=0)).tolist()
+
+
 @dataclass(frozen=True)
 class Case:
     """An MoE layer's forward: x (T, K), weights (G, N, K) used as .transpose(-2, -1), offs of `sizes`."""
@@ -32,14 +43,8 @@ class Case:
 
     @property
     def sizes(self) -> list[int]:
-        """Of the groups; they add up to T. zipf: the i-th largest has a share of 1 / i. Their order is drawn."""
-        g = self.groups
-        if self.share == "balanced":
-            return [self.tokens] * g
-        draw = np.random.default_rng(SEED)
-        weights = 1 / np.arange(1, g + 1) if self.share == "zipf" else (np.arange(g) >= g // 3).astype(float)
-        ends = np.round(np.cumsum(weights) / weights.sum() * self.total).astype(int)
-        return draw.permutation(np.diff(ends, prepend=0)).tolist()
+        """Of the groups."""
+        return sizes_of(self.groups, self.tokens, self.share)
 
     @property
     def offs(self) -> list[int]:

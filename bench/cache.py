@@ -17,6 +17,7 @@ from tuning_cache import Store
 from tuning_cache.layer import damage
 
 from ._cache_bundle import bundle
+from ._cache_demo import demo
 from ._cache_engines import engine
 from ._cache_flips import flips
 from ._cache_keys import CANDIDATE, candidate, key
@@ -24,7 +25,7 @@ from ._cache_scale import million
 from ._cache_warmup import warmup
 from .common import Report, parser
 
-PARTS = ("concurrency", "engine", "million", "flips", "bundle", "warmup")
+PARTS = ("concurrency", "engine", "million", "flips", "bundle", "demo", "warmup")
 TUNE_SECONDS = 0.01  # of a key: short, so that processes meet often
 KILLED = 0.5  # of the processes
 ROOT = Path(__file__).parents[1]
@@ -111,18 +112,21 @@ def main(argv: list[str]) -> int:
     options.add_argument("--limit", type=float, default=60.0, help="seconds that a process waits for a key at most")
     options.add_argument("--entries", type=int, default=10**6, help="of --part million")
     options.add_argument("--bundle", type=Path, help="of --part million: import this one, made if it is not there")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of --part bundle: where it serves")
+    options.add_argument("--made", type=Path, help="of --part bundle: one that was made elsewhere, of the same shapes")
     options.add_argument("--engine-entries", type=int, default=100_000, help="of --part engine")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--seconds", type=int, default=100, help="of --part warmup")
     options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of --part warmup")
     chosen = options.parse_args(argv)
-    report = Report("cache", "measured on CPU")
+    report = Report("cache", "measured on CPU" if chosen.device == "cpu" else "measured on H200")
     parts: dict[str, Callable[[], None]] = {
         "concurrency": lambda: concurrency(report, chosen.processes, chosen.keys, chosen.limit, chosen.seed),
         "engine": lambda: engine(report, chosen.engine_entries),
         "million": lambda: million(report, chosen.entries, chosen.bundle),
         "flips": lambda: flips(report),
-        "bundle": lambda: bundle(report),
+        "bundle": lambda: bundle(report, chosen.device, made=chosen.made),
+        "demo": lambda: demo(report),
         "warmup": lambda: warmup(report, chosen.seconds, chosen.jobs),
     }
     for part in chosen.part or PARTS:

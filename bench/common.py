@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import math
+import multiprocessing
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +101,46 @@ def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
             progress.update(task, completed=n)
             if not progress.console.is_terminal:
                 progress.console.print(f"{what}: {n} of {len(items)}")
+
+
+def spread(
+    do: Callable[[Any], Any],
+    items: Sequence[Any],
+    jobs: int,
+    what: str,
+    begin: Callable[..., Any] | None = None,
+    given: tuple = (),
+) -> Iterator[Any]:
+    """do(item) of each item, in their order, by so many processes (1: in this one), with `tracked`'s progress.
+
+    begin, given: begin(*given) is called first in each process. All must be picklable."""
+    if jobs == 1:
+        if begin is not None:
+            begin(*given)
+        yield from map(do, tracked(items, what))
+        return
+    context = multiprocessing.get_context("spawn")  # rich has threads, which a fork would not take along
+    with ProcessPoolExecutor(min(jobs, max(1, len(items))), context, begin, given) as pool:
+        for made, _ in zip(pool.map(do, items), tracked(items, what), strict=True):
+            yield made
+
+
+def resumed(
+    do: Callable[[Any], Any], items: Sequence[Any], jobs: int, what: str, file: Path | None, version: str
+) -> list[Any]:
+    """As `spread`, what comes of each item (plain JSON values) kept in `file` as it comes: a bench that is stopped, or
+    several of which each does some, go on from there. version: of what the results depend on besides the items."""
+    key = lambda item: hashlib.sha256(f"{version} {what} {item!r}".encode()).hexdigest()
+    known = {}
+    if file is not None and file.exists():
+        known = dict(json.loads(line) for line in file.read_text().splitlines())
+    missing = [item for item in items if key(item) not in known]
+    for item, made in zip(missing, spread(do, missing, jobs, what), strict=True):
+        known[key(item)] = made
+        if file is not None:
+            with file.open("a") as f:
+                f.write(json.dumps([key(item), made], default=_plain) + "\n")
+    return [known[key(item)] for item in items]
 
 
 @dataclass

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from .common import Report, parser
 
 SENTENCES = 512  # at least 500; 16 batches
+COSINE = 0.9999  # at least, to eager f32: any sentence's
 ROOT = Path(__file__).parents[1]
 
 
@@ -79,7 +80,7 @@ def _run(folder: Path, quick: bool, json_file: Path | None) -> int:
     report.note(f"{SENTENCES} sentences in batches of {cold['batch']}; {time.perf_counter() - start:.0f} s in all")
     rate = cold["sentences_per_second"]
     report.bar("sentences/s, ours / max-autotune", rate["ours"] / rate["max-autotune"], at_least=1.0)
-    report.bar("least cosine to eager f32", min(cold["cosine"].values()), at_least=0.9999)
+    report.bar("least cosine to eager f32", min(*cold["cosine"].values(), warm["cosine"]), at_least=COSINE)
     report.bar("benchmarks in the warm process", warm["benchmarks"], at_most=0)
     report.bar("compiles in the warm process", warm["compiles"], at_most=0)
     return report.close(json_file)

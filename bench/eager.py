@@ -2,7 +2,7 @@
 
 F.rms_norm and torch.topk are called as a program calls them, with eager operators on and off in turn, round by round,
 in one process. What a case is, is decided before (and forced to ours: the call is measured, whatever would win). Calls
-that fall through are of dtypes that kernels do not take: with eager operators on they go to ATen, after a look.
+that fall through are of types or strides that kernels do not take: with eager operators on they go to ATen after that.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ def _calls(device: str) -> list[tuple[str, Callable, bool]]:
     weight = torch.randn(1024, device=device)
     trained, read = weight.clone().requires_grad_(), x.clone().requires_grad_()
     dy, wide, numbers = torch.randn_like(x), x.double(), torch.arange(128, device=device)
+    uneven = torch.randn(4, 5, 32, device=device)[:, :3]
+    turned = torch.empty(6, 16, device=device).t(), torch.empty(6, 16, dtype=torch.int64, device=device).t()
+    on_cpu = device == "cpu"
 
     def inference():
         with torch.inference_mode():
@@ -93,7 +96,11 @@ def _calls(device: str) -> list[tuple[str, Callable, bool]]:
         ("topk 1x128 k=6 f32", lambda: torch.topk(few, 6), True),
         ("topk 16x128 k=6 f32", lambda: torch.topk(more, 6), True),
         ("rms_norm 1x1024 f64", lambda: F.rms_norm(wide, (1024,)), False),
-        ("topk 128 k=6 int64", lambda: torch.topk(numbers, 6), False),
+        ("topk 128 k=6 int64", lambda: torch.topk(numbers, 6), on_cpu),
+        ("topk 128 k=6 f64", lambda: torch.topk(wide[0, :128], 6), on_cpu),
+        ("topk 4x3x32 k=6 f32, rows not evenly spaced", lambda: torch.topk(uneven, 6), on_cpu),
+        ("topk 1x128 k=0 f32", lambda: torch.topk(few, 0), on_cpu),
+        ("topk 16x128 k=6 f32, out= transposed", lambda: torch.topk(more, 6, out=turned), False),
     ]
 
 

@@ -12,108 +12,32 @@ from pathlib import Path
 
 import numpy as np
 
-from flykernels.sim.timing import Machine950
 from flykernels.targets import gfx950
+from templates.digest import digest
 from templates.grouped_gemm.problem import GroupedGemmProblem
 from templates.grouped_gemm.schedule import turns, walk
 from templates.grouped_gemm.space import candidates
 
-from . import _gfx950_scaled_grouped as scaled_grouped
-from ._gfx950_grouped_model import SAVED, TRITON, estimate, ours, triton
-from ._gfx950_grouped_right import Outcome, attempts
-from .common import Report, geomean, parser, tracked
+from . import _gfx950_grouped_right, _gfx950_grouped_whole, _gfx950_scaled_grouped
+from ._gfx950_grouped_predicted import predicted
+from ._gfx950_grouped_right import Outcome
+from ._grouped_suite import Case, cases
+from .common import Report, parser, resumed
 
-GROUPS, TOKENS, WEIGHTS = (8, 16, 64, 128), (16, 128, 1024), ((2048, 4096), (4096, 1536))  # (N, K)
-SETS = ("balanced", "zipf", "third empty")
-PARTS = ("predicted", "balance", "right", "scaled")
-SMALLEST = ((16, 64, 128), 4, 2)  # Triton's kernel that the search through groups is timed with: it is the same in all
+PARTS = ("predicted", "balance", "right", "whole", "scaled")
 
 
-def sizes_of(groups: int, tokens: int, kind: str, seed: int = 0) -> np.ndarray:
-    """Rows of each group, groups * tokens in all. zipf: as 1, 1/2, 1/3 ..., in any order; third empty: every third has
-    none."""
-    total = groups * tokens
-    share = np.ones(groups)
-    if kind == "zipf":
-        share = np.random.default_rng(seed).permutation(1 / np.arange(1, groups + 1))
-    elif kind == "third empty":
-        share[::3] = 0
-    ends = np.rint(np.cumsum(share) / share.sum() * total).astype(np.int64)
-    return np.diff(ends, prepend=0)
-
-
-def suite() -> Iterator[tuple[GroupedGemmProblem, str, np.ndarray]]:
-    for groups in GROUPS:
-        for tokens in TOKENS:
-            for n, k in WEIGHTS:
-                p = GroupedGemmProblem("m", groups, n=n, k=k, tokens_hint=groups * tokens)
-                for kind in SETS:
-                    yield p, kind, sizes_of(groups, tokens, kind)
-
-
-def offered(mean: float, block_m: int) -> bool:
-    """Whether Inductor would try this many rows a tile for groups of so many rows on average."""
-    if mean <= 16:
-        return block_m <= 32
-    if mean <= 32:
-        return block_m <= 64
-    return block_m > (16 if mean <= 64 else 32)
-
-
-def predicted(report: Report) -> None:
-    """Our candidates' and Triton's simulated times. The ends of the constants' bands are taken of the kernels that are
-    the fastest in the middle."""
-    machine = Machine950()
-    ends = {end: machine.end(end) for end in ("low", "high")}
-    theirs = [triton(t[:3], *t[3:]) for t in TRITON]
-    look = triton(*SMALLEST)
-    ratios: dict[str, list[float]] = {"middle": [], "low": [], "high": []}
-    beside, ranks = [], []
-    for p, kind, sizes in tracked(list(suite()), "suite"):
-        mine = [
-            (ours(c.config.tile), c.config.workgroups // gfx950.limits.compute_units)
-            for c in candidates(p, gfx950).kept
-        ]
-        others = [
-            r for r in theirs if offered(p.group_hint, r.tile[0]) and p.n % r.tile[1] == 0 and p.k % r.tile[2] == 0
-        ]
-        found = lambda r, together, search, c=machine: estimate(r, sizes, p.n, p.k, c, together, search(c)).microseconds
-        my_search = lambda c: mine[0][0].search(p.groups, c)
-        search = lambda c: look.search(p.groups, c)
-        times = [found(r, together, my_search) for r, together in mine]
-        best, (fastest, together) = min(times), mine[times.index(min(times))]
-        other_times = [found(r, 1, search) for r in others]
-        other_best, other = min(other_times), others[other_times.index(min(other_times))]
-        more = min(other_best, min(found(r, r.together, search) for r in others))
-        ratios["middle"].append(other_best / best)
-        beside.append(more / best)
-        ranks.append(times[0] / best)
-        for end, c in ends.items():
-            ratios[end].append(found(other, 1, search, c) / found(fastest, together, my_search, c))
-        report.row(
-            groups=p.groups, tokens=p.group_hint, set=kind, n=p.n, k=p.k, ours_simulated_us=round(best, 1),
-            triton_simulated_us=round(other_best, 1), ratio=round(ratios["middle"][-1], 3),
-            low=round(ratios["low"][-1], 3), high=round(ratios["high"][-1], 3), beside=round(beside[-1], 3),
-            ours=fastest.name, triton=other.name,
-        )  # fmt: skip
-    report.note(
-        "Triton: Inductor's template as it is launched, one program a compute unit, the fastest configuration; "
-        "beside: the same kernels with as many programs a unit as fit, which Inductor does not do"
-    )
-    report.bar("geomean, simulated, Triton's time over ours", geomean(ratios["middle"]), at_least=1.20)
-    for end in ("low", "high"):
-        report.bar(f"the same at the {end} end of the band", geomean(ratios[end]), at_least=1)
-    report.bar("lowest, simulated", min(ratios["middle"]))
-    report.bar("geomean with as many of Triton's programs a unit as fit", geomean(beside))
-    report.bar("the first candidate's simulated time over the best candidate's, geomean", geomean(ranks))
-    report.bar("the same, worst", max(ranks))
+def forward(case: Case) -> GroupedGemmProblem:
+    """A layer's product."""
+    return GroupedGemmProblem("m", case.groups, n=case.n, k=case.k, tokens_hint=case.total)
 
 
 def balance(report: Report) -> None:
     """What the busiest workgroup does over the least that any sharing of whole tiles must give one, counted: tiles for
     the forward pass; for the weight's gradient what tiles sum over."""
     worst: dict[str, float] = {}
-    for p, kind, sizes in suite():
+    for case in cases():
+        p, kind, sizes = forward(case), case.share, np.array(case.sizes)
         q = GroupedGemmProblem("k", p.groups, m=p.n, n=p.k, a="col", b="row", tokens_hint=p.tokens_hint)
         for form, problem in (("forward", p), ("gradient", q)):
             config = candidates(problem, gfx950).kept[0].config
@@ -163,36 +87,65 @@ def other_problems() -> Iterator[GroupedGemmProblem]:
         yield GroupedGemmProblem("batch", groups, n=520, k=512, b="row", tokens_hint=tokens)
 
 
-def right(report: Report, sample: int) -> None:
+def right(report: Report, sample: int, jobs: int, save: Path | None) -> None:
     """Every candidate of the suite's problems and of `other_problems`: compiled for their sizes to see what it costs,
     run on a few groups with fewer columns and K tiles."""
-    problems = [*dict.fromkeys(p for p, _, _ in suite()), *other_problems()]
-    checked(report, (outcome for p in tracked(problems, "problems") for outcome in attempts(p, sample)), sample, "")
+    problems = [*dict.fromkeys(forward(c) for c in cases()), *other_problems()]
+    tasks = _gfx950_grouped_right.dense_tasks(problems, sample)
+    found = resumed(_gfx950_grouped_right.tried, tasks, jobs, "kernels", save, digest("grouped_gemm"))
+    checked(report, found, sample, "")
 
 
-def scaled(report: Report, sample: int) -> None:
-    """The same for the suite's problems in MXFP8 and MXFP4."""
-    shapes = [(g, t, *weight) for g in GROUPS for t in TOKENS for weight in WEIGHTS]
-    problems = [scaled_grouped.problem(kind, *shape) for kind in scaled_grouped.FORMATS for shape in shapes]
-    found = (outcome for p in tracked(problems, "problems") for outcome in scaled_grouped.attempts(p, sample))
-    checked(report, found, sample, "MXFP8 and MXFP4 ")
+def whole(report: Report, jobs: int, save: Path | None) -> None:
+    """Every case forward and backward in its own size, some workgroups of each launch."""
+    parts = _gfx950_grouped_whole.PARTS
+    tasks = [_gfx950_grouped_whole.Task(case, part, n) for n, case in enumerate(cases()) for part in parts]
+    tasks.sort(key=lambda t: t.case.total, reverse=True)
+    wrong = 0
+    found = resumed(_gfx950_grouped_whole.tried, tasks, jobs, "launches", save, digest("grouped_gemm"))
+    ran = [(task, _gfx950_grouped_whole.Ran(**made)) for task, made in zip(tasks, found, strict=True)]
+    for task, r in ran:
+        if r.wrong:
+            wrong += 1
+            report.note(f"{task.case}, {task.part}: {r.config}: {r.wrong}")
+    for part in parts:
+        some = [r for task, r in ran if task.part == part]
+        count = lambda name, some=some: sum(getattr(r, name) for r in some)
+        report.row(
+            part=part, launches=len(some), all_of=sum(r.tiles == r.of_tiles for r in some), tiles=count("tiles"),
+            of_tiles=count("of_tiles"), workgroups=count("workgroups"), of_workgroups=count("of_workgroups"),
+        )  # fmt: skip
+    report.bar("launches in the suite's own sizes that are wrong or have a finding, simulated", wrong, at_most=0)
 
 
-def checked(report: Report, found: Iterator[Outcome], sample: int, which: str) -> None:
-    wrong, spilled, seconds, runs = [], [], [], 0
+def scaled(report: Report, sample: int, jobs: int, save: Path | None) -> None:
+    """The same for the suite's problems in MXFP8 and MXFP4, their weights' gradients, and in FP8 with a scale for each
+    row and column."""
+    shapes = [*dict.fromkeys((c.groups, c.tokens, c.n, c.k) for c in cases())]
+    problems = [_gfx950_scaled_grouped.problem(kind, *s) for kind in _gfx950_scaled_grouped.KINDS for s in shapes]
+    tasks = _gfx950_scaled_grouped.tasks(problems, sample)
+    found = resumed(_gfx950_scaled_grouped.tried, tasks, jobs, "scaled kernels", save, digest("grouped_gemm"))
+    checked(report, found, sample, "scaled ")
+
+
+def checked(report: Report, tried: list[list[dict]], sample: int, which: str) -> None:
+    found = [Outcome(**made) for some in tried for made in some]
+    wrong, spilled = [], []
     for outcome in found:
-        runs += 1
-        seconds.append(outcome.seconds)
         if outcome.wrong:
             wrong.append(outcome)
             report.note(f"{outcome.problem}: {outcome.config}: {outcome.wrong}")
         if outcome.spills:
             spilled.append(outcome)
             report.note(f"{outcome.problem}: {outcome.config}: {outcome.spills} spills")
-    report.row(kernels=f"{which}grouped", kernels_compiled_and_run=runs, one_in=sample)
+    report.row(kernels=f"{which}grouped", compiled=len(found), run=len(tried), one_in=sample)
     report.bar(f"{which}kernels that are wrong or have a finding, simulated", len(wrong), at_most=0)
     report.bar(f"{which}kernels with spills or scratch", len(spilled), at_most=0)
-    report.bar(f"{which}compiling one, median CPU seconds, measured on CPU", statistics.median(seconds), at_most=1.5)
+    report.bar(
+        f"{which}compiling one, median CPU seconds, measured on CPU",
+        statistics.median(o.seconds for o in found),
+        at_most=1.5,
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -201,21 +154,23 @@ def main(argv: list[str]) -> int:
     options.add_argument(
         "--sample", type=int, default=1, metavar="N", help="right, scaled: one in N candidates of a problem"
     )
-    options.add_argument("--save", type=Path, metavar="FILE", help="predicted: save here as it goes, and go on from it")
+    options.add_argument("--save", type=Path, metavar="FILE", help="keep what is done here, and go on from it")
+    options.add_argument("--crowd", action="store_true", help="predicted: Triton also with more programs a unit")
+    options.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     chosen = options.parse_args(argv)
     parts = chosen.only.split(",")
     if unknown := set(parts) - set(PARTS):
         options.error(f"no part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     report = Report("gfx950-grouped", "simulated")
     report.note("simulated from recordings of one workgroup; nothing ran on an MI350")
-    if chosen.save:
-        SAVED.keep_in(chosen.save)
     if "balance" in parts:
         balance(report)
     if "predicted" in parts:
-        predicted(report)
+        predicted(report, list(cases()), chosen.jobs, chosen.save, chosen.crowd)
     if "right" in parts:
-        right(report, chosen.sample)
+        right(report, chosen.sample, chosen.jobs, chosen.save)
+    if "whole" in parts:
+        whole(report, chosen.jobs, chosen.save)
     if "scaled" in parts:
-        scaled(report, chosen.sample)
+        scaled(report, chosen.sample, chosen.jobs, chosen.save)
     return report.close(chosen.json)

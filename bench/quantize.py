@@ -6,21 +6,25 @@ bytes (X once, every result once) a second stand beside those of torch's copy of
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from multiprocessing import get_context
 
 import torch
 
 from bench.common import Report, geomean, parser
+from flykernels.codeobject import CodeObject
 from flykernels.microscaling import BLOCK, FORMATS
 from flykernels.targets import sm90a, x86
 from templates.quantize.arguments import outputs, shapes
 from templates.quantize.build import build, default
 from templates.quantize.gpu import GpuConfig
-from templates.quantize.problem import QuantizeProblem
+from templates.quantize.problem import INPUTS, QuantizeProblem
+from templates.quantize.sm90a import RingConfig
 
 CPU_SHAPES = ((512, 4096), (2048, 4096))
 GPU_SHAPES = ((2048, 4096), (16384, 4096), (16384, 8192))
@@ -38,12 +42,10 @@ def main(argv: list[str]) -> int:
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--rounds", type=int, default=9, help="rounds of each measurement (default 9)")
     options.add_argument("--sweep", action="store_true", help="GPU: all configurations, not only the default")
+    options.add_argument("--dtype", choices=INPUTS, nargs="*", default=INPUTS[:2], help="GPU: of X")
     options.add_argument("--format", choices=FORMAT_NAMES, nargs="*", default=FORMAT_NAMES)
     options = options.parse_args(argv)
     return (on_cpu if options.device == "cpu" else on_gpu)(options)
-
-
-built = cache(build)
 
 
 # -- the torch expression
@@ -133,17 +135,17 @@ def on_cpu(options) -> int:
 
 
 # -- GPU
-def configurations(p: QuantizeProblem, all_of_them: bool) -> list[GpuConfig]:
+def configurations(p: QuantizeProblem, all_of_them: bool) -> list[GpuConfig | RingConfig]:
     if not all_of_them:
         return [default(p, sm90a)]
+    if p.rows and p.columns:
+        rings = ((8, 4, 4, 2), (4, 4, 4, 2), (4, 1, 4, 2), (8, 4, 2, 2), (8, 2, 2, 2), (8, 1, 2, 2), (4, 1, 2, 2))
+        lines = 2 * p.per_byte  # tiles of a line of codes
+        found: list[GpuConfig | RingConfig] = [RingConfig(*ring) for ring in rings if ring[0] % lines == 0]
+        return [*found, GpuConfig((8, 2), 4, 32, 8, 1, 1, 2, True), GpuConfig((8, 1), 4, 32, 8, 2, 1, 8, True)]
     if p.columns:
         alone = (((8, 1), 3), ((16, 1), 2), ((4, 1), 6), ((4, 2), 4), ((8, 2), 2))
-        found = [GpuConfig(waves, 4, 32, 8, beside) for waves, beside in alone]
-        if p.rows:
-            strips = (((8, 2), 1, 2), ((4, 4), 1, 2), ((4, 2), 2, 2), ((8, 1), 2, 2), ((8, 1), 2, 4), ((8, 1), 2, 8))
-            found += [GpuConfig(w, 4, 32, 8, beside, 1, strip, True) for w, beside, strip in strips]
-            found += [GpuConfig((4, 4), 4, 32, 8, 2, 1, 2), GpuConfig((8, 2), 4, 32, 8, 2, 1, 2)]
-        return found
+        return [GpuConfig(waves, 4, 32, 8, beside) for waves, beside in alone]
     cuts = (
         (1, 8, 4, 5),
         (1, 8, 2, 6),
@@ -157,11 +159,22 @@ def configurations(p: QuantizeProblem, all_of_them: bool) -> list[GpuConfig]:
     return [GpuConfig((a, b), 1, 32, held, beside) for a, b, held, beside in cuts]
 
 
+def in_processes(work: list[tuple[QuantizeProblem, GpuConfig | RingConfig]]) -> dict[tuple, CodeObject]:
+    """Each one's code object, compiled by as many processes as there are cores."""
+    left = list(dict.fromkeys(work))
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+        return {w: CodeObject.from_bytes(made) for w, made in zip(left, pool.map(as_bytes, left), strict=True)}
+
+
+def as_bytes(work: tuple) -> bytes:
+    return build(*work, sm90a).to_bytes()
+
+
 def on_gpu(options) -> int:
     from flykernels.launch.current import Launcher
 
     report = Report("quantize", "measured on H200")
-    at_copy_shape: dict[tuple[str, str], float] = {}
+    at_copy_shape: dict[tuple[str, str, str], float] = {}
 
     def seconds(call) -> float:
         """Of one call among BURST in a row: what one leaves in the L2 cache to be written, it pays for itself."""
@@ -174,17 +187,23 @@ def on_gpu(options) -> int:
         end.synchronize()
         return start.elapsed_time(end) * 1e-3 / BURST
 
-    for (m, n), format, (which, sides) in product(GPU_SHAPES[::-1], options.format, ORIENTATIONS.items()):
-        p = QuantizeProblem(n=n, format=format, rows=sides[0], columns=sides[1])
-        x, out = torch.randn(m, n, device="cuda").bfloat16(), made(p, m, "cuda")
+    cases = [
+        (shape, which, QuantizeProblem(n=shape[1], dtype=dtype, format=format, rows=sides[0], columns=sides[1]))
+        for shape in GPU_SHAPES[::-1]
+        for dtype in (options.dtype if shape == COPY_SHAPE else options.dtype[:1])
+        for format, (which, sides) in product(options.format, ORIENTATIONS.items())
+    ]
+    codes = in_processes([(p, config) for _, _, p in cases for config in configurations(p, options.sweep)])
+    for (m, n), which, p in cases:
+        dtype, format = p.dtype, p.format
+        x, out = torch.randn(m, n, device="cuda").to(getattr(torch, p.input_type.torch)), made(p, m, "cuda")
         copied = torch.empty_like(x)
         calls: dict[str, Callable[[], object]] = {"copy": lambda copied=copied, x=x: copied.copy_(x)}
         registers = {}
         for config in configurations(p, options.sweep):
-            code = built(p, config, sm90a)
+            code = codes[p, config]
             launch, addresses = Launcher(code), [x.data_ptr(), *(out[name].data_ptr() for name in outputs(p)), m, n]
-            c, more = config, f"strip {config.strip}{' ahead' if config.ahead else ''}"
-            name = f"{c.waves} held {c.held} beside {c.beside} group {c.group} {more}"
+            name = str(config)
             registers[name] = f"{code.registers}" + (f", {code.spills} spilled" if code.spills else "")
             for t in out.values():
                 t.fill_(0xA5)
@@ -201,14 +220,16 @@ def on_gpu(options) -> int:
             part = moved / spent / ceiling
             best = max(best, part)
             report.row(
-                M=m, N=n, format=format, blocks=which, config=name, registers=registers[name], us=spent * 1e6,
-                TBps=moved / spent / 1e12, copy_TBps=ceiling / 1e12, part=part,
+                M=m, N=n, dtype=dtype, format=format, blocks=which, config=name, registers=registers[name],
+                us=spent * 1e6, TBps=moved / spent / 1e12, copy_TBps=ceiling / 1e12, part=part,
             )  # fmt: skip
         if (m, n) == COPY_SHAPE:
-            at_copy_shape[format, which] = best
-    for (format, which), part in at_copy_shape.items():
+            at_copy_shape[dtype, format, which] = best
+    for (dtype, format, which), part in at_copy_shape.items():
         report.bar(
-            f"{format} {which} at {COPY_SHAPE[0]}x{COPY_SHAPE[1]}, part of the copy's rate", part, at_least=COPY_BAR
+            f"{dtype} to {format}, {which} at {COPY_SHAPE[0]}x{COPY_SHAPE[1]}, part of the copy's rate",
+            part,
+            at_least=COPY_BAR,
         )
-    report.note("X bf16. Bytes moved: X once, each result once. copy: torch's copy_ of X, reading and writing it")
+    report.note("Bytes moved: X once, each result once. copy: torch's copy_ of X, as many bytes read as written")
     return report.close(options.json)

@@ -21,6 +21,7 @@ LIMITS = {"cpu": 1 << 30, "cuda": 9 << 30}  # bytes of an input
 HARD_LARGE = ((1, 8192, 4096), (256, 8192, 4096), (16, 32000, 1000), (1, 128256, 2048), (1, 1000000, 1000))
 HARD = ((1, 1000000, 100), (16, 32000, 50), (256, 8192, 8), (4096, 128, 6))  # shapes for adversarial data
 PLAIN = 0.95  # of plain calls on a GPU, the least
+SAME = 0.97  # least ratio of what may be ATen's
 BARS = {"cpu": (2.0, 0.95, 0.9), "cuda": (8.0, 2.0, 1.0)}  # geomean, least on random data, least on adversarial data
 
 
@@ -65,6 +66,8 @@ def main(argv: list[str]) -> int:
             ]
         if options.call == "eager" and options.device == "cpu" and not options.large_k:
             report.bar("other dimensions than the last, least", _dimensions(report, options.dtype), at_least=least)
+    if options.large_k:  # beyond the suite: calls that a measurement left to ATen are as fast as ATen's, but for noise
+        least = least_hard = SAME if options.call == "eager" else None
     report.bar("least ratio on random data", min(random), at_least=least)
     if hard:
         report.bar("least ratio on adversarial data", min(hard), at_least=least_hard)

@@ -20,12 +20,11 @@ from templates.grouped_gemm.build import build
 from templates.grouped_gemm.reference import reference, tolerance
 from templates.grouped_gemm.space import candidates
 
-from .gfx950_grouped import sizes_of
+from ._grouped_suite import SHARES, sizes_of
 from .x86_gemm import Entry, measure
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 FORWARD = ((8, 16), (8, 128), (32, 32))  # (groups, rows of a group on average)
-SETS = ("balanced", "zipf", "third empty")
 WEIGHT = (512, 1024)  # (N, K)
 OTHER_FORMS = ("n", "k", "batch")
 BAR, ROUNDS = 1.3, 7
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> int:
 def cases():
     """(form, groups, rows of a group, set of sizes)"""
     for groups, tokens in FORWARD:
-        for kind in SETS:
+        for kind in SHARES:
             yield "m", groups, tokens, kind
     for form in OTHER_FORMS:
         yield form, 8, 128, "balanced" if form == "batch" else "zipf"

@@ -50,6 +50,7 @@ class DType:
         return self.name
 
 
+f64 = DType("f64", 64, True, "float64", 52, (2 - 2**-52) * 2.0**1023)
 f32 = DType("f32", 32, True, "float32", 23, (2 - 2**-23) * 2.0**127)
 f16 = DType("f16", 16, True, "float16", 10, 65504.0)
 bf16 = DType("bf16", 16, True, "bfloat16", 7, (2 - 2**-7) * 2.0**127)
@@ -67,7 +68,7 @@ i16 = DType("i16", 16, False, "int16", largest=2**15 - 1, signed=True)
 i32 = DType("i32", 32, False, "int32", largest=2**31 - 1, signed=True)
 i64 = DType("i64", 64, False, "int64", largest=2**63 - 1, signed=True)
 
-ALL = (f32, f16, bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e8m0, f4e2m1, i1, u8, u32, u64, i8, i16, i32, i64)
+ALL = (f64, f32, f16, bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e8m0, f4e2m1, i1, u8, u32, u64, i8, i16, i32, i64)
 _BY_NAME = {d.name: d for d in ALL} | {d.torch: d for d in ALL if d.torch}
 
 

@@ -1,4 +1,4 @@
-"""Who wants to know which problems Inductor asks for: a warmup that lowers a graph ahead (lowering.py)."""
+"""Who wants to know which problems are asked for: a warmup, which prepares them (lowering.py, eager_warmup.py)."""
 
 from __future__ import annotations
 

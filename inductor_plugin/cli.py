@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--product", help="a GPU that is not here, as torch names it; default: MI350X, H200")
 @click.option("--compute-units", type=click.IntRange(1, 4096), help="of that GPU; default: 256, 132")
 @click.option(
-    "--eager", is_flag=True, help="instead of FILE, eager operators: rms_norm and topk; what follows is theirs"
+    "--eager", is_flag=True, help="eager operators, rms_norm and topk: those of FILE, or the usual, or as follows"
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--op", "ops", type=click.Choice(["rms_norm", "topk"]), multiple=True, help="default: both")
@@ -167,22 +168,24 @@ def warmup(
 ) -> None:  # fmt: skip
     """Fill the cache ahead. Of FILEs, which name matrix products (.yaml, .json or .csv) or were written by
     FLYKERNELS_RECORD, or of a model: compile every candidate, for GPUs that are not here too, and measure where a
-    target's device is here. With --eager, measure eager operators against ATen's.
+    target's device is here. With --eager, measure eager operators against ATen's; those of a record are measured with
+    the rest of it.
 
     MODULE:FACTORY is a function that returns (model, example inputs); it runs without weights or a GPU.
     What the cache knows already is not done again: a run that was stopped goes on where it was."""
-    if bool(files) + (model is not None) + eager != 1:
+    if bool(files or eager) + (model is not None) != 1:
         raise click.UsageError("name files, or --model, or --eager: one of them")
     if model is None and (training or dynamic or freezing):
         raise click.UsageError("--training, --dynamic and --freezing are of --model")
-    if eager:
+    if eager and not files:
         from . import eager_warmup
 
         sys.exit(eager_warmup.run(**options))
     from templates.gemm.workers import Workers
 
     pool = Workers(jobs or len(os.sched_getaffinity(0))) if ray is None else _fleet(ray)
-    pool.start()  # they import a compiler while this process imports torch
+    if not eager:
+        pool.start()  # they import a compiler while this process imports torch
     with pool:
         from tuning_cache.record import RecordError
         from tuning_cache.shapes import ShapesError
@@ -202,6 +205,10 @@ def warmup(
                 )
         except (ShapesError, RecordError, warmup_asked.NothingAsked, warmup_asked.lowering.ModelError) as e:
             raise click.ClickException(f"{e}. Nothing was compiled.") from None
+        if eager:
+            asked = replace(asked, units=[])
+            if not asked.eager:
+                raise click.ClickException("; ".join([*asked.notes, "there is no eager operator to measure"]))
         sys.exit(ahead.run(asked, pool, budget, dry_run, compile_only, console))
 
 

@@ -232,6 +232,21 @@ def _open_rms_norm(installed: _Installed, device: Any, key: str, rms: Any) -> bo
     return True
 
 
+def _open_topk(installed: _Installed, device: Any, key: str, topk: Any) -> bool:
+    """Top-k on a GPU without Python in a call; False where this torch or a driver lacks what that needs."""
+    from .eager_topk_door import DoorTopK
+
+    try:
+        made = _made.get(f"topk door {key}") or DoorTopK(device, topk)
+        made.door.open()
+    except Exception as e:
+        log.info("topk on %s is looked up in Python: %s: %s", key, type(e).__name__, e)
+        return False
+    _made[f"topk door {key}"] = made
+    installed.doors.append(made.door)
+    return True
+
+
 def _install_topk(installed: _Installed, device: Any, key: str) -> None:
     if device.target == "x86":
         from .eager_topk import CpuTopK
@@ -254,8 +269,9 @@ def _install_topk(installed: _Installed, device: Any, key: str) -> None:
             installed.served |= dict.fromkeys(("aten::topk", "aten::topk.values"), "ATen: no kernel to stand in for")
             return
         topk = _made.get(f"topk {key}") or GpuTopK(device, functional, out)
-        library = _library(installed)
-        library.impl("topk", topk.topk, key, with_keyset=True)
-        library.impl("topk.values", topk.topk_values, key, with_keyset=True)
+        if not _open_topk(installed, device, key, topk):
+            library = _library(installed)
+            library.impl("topk", topk.topk, key, with_keyset=True)
+            library.impl("topk.values", topk.topk_values, key, with_keyset=True)
     _made[f"topk {key}"] = topk
     installed.served |= dict.fromkeys(("aten::topk", "aten::topk.values"), "ours where measured to be faster")

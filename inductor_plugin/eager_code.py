@@ -5,10 +5,13 @@ Code objects come from this process, from the store by their digests, or are bui
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from flykernels.codeobject import CodeObject
@@ -19,7 +22,9 @@ from .counters import counters
 log = logging.getLogger(__name__)
 
 Codes = tuple[CodeObject, ...]
+BUILDERS = 16  # threads at most that build kernels of one case
 _built: dict[str, Codes] = {}
+_building: dict[str, threading.Lock] = {}
 _launchers: dict[str, Callable] = {}
 _lock = threading.RLock()
 
@@ -39,6 +44,8 @@ def codes_for(template: str, problem: Any, config: dict, target: str, artefact: 
             return found  # type: ignore[return-value]
     text = json.dumps([template, _identity(template, problem, config), target], sort_keys=True)
     with _lock:
+        mine = _building.setdefault(text, threading.Lock())
+    with mine:
         codes = _built.get(text)
         if codes is None:
             counters["compiles"] += 1
@@ -46,6 +53,19 @@ def codes_for(template: str, problem: Any, config: dict, target: str, artefact: 
             for code in codes:
                 settings.store().add(code)
     return codes
+
+
+def build_ahead(template: str, wanted: Iterable[tuple[Any, dict]], target: str) -> None:
+    """The kernels of these problems and configurations for a GPU, several at a time: most of it is the assembler's
+    time, which is a process of its own. What cannot be built is left to whoever asks for it."""
+
+    def build(kernel: tuple[Any, dict]) -> None:
+        with contextlib.suppress(Exception):
+            codes_for(template, *kernel, target)
+
+    threads = min(BUILDERS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads, thread_name_prefix="flykernels-build") as pool:
+        list(pool.map(build, wanted))
 
 
 def _identity(template: str, problem: Any, config: dict) -> Any:

@@ -24,7 +24,7 @@ from typing import Any
 
 from tuning_cache import FAILED, Entry, Key, Timing
 
-from . import ranks, settings
+from . import asked, ranks, settings
 from .counters import counters
 from .fingerprint import versions
 from .settings import PinnedMiss
@@ -82,11 +82,13 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
     entry = store.lookup(key)
     known = entry if entry is not None and entry.winner else None
     if known is None and mode == "tune" and not may_measure:
+        _missed(key)
         return None, False
     turn = ranks.ask(key, known, mode == "tune")
     if turn.entry is not None:
         counters["from cache"] += 1
         return _ours(turn.entry), True
+    _missed(key)
     if mode == "pinned-strict":
         raise PinnedMiss(
             f"FLYKERNELS_MODE=pinned-strict, and the cache does not know {key.op} {key.problem}. Run `flykernels "
@@ -107,6 +109,25 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
                 raise
             entry = store.update(key, lambda _: found)
     return _ours(entry) if ranks.publish(key, entry) else None, True
+
+
+def settled(what: str, serve: Callable[[], None], aten: Callable[[], None]) -> str | None:
+    """Decides for a door: serve() puts who serves a call. A message that the call is to fail with, or None; after any
+    other failure aten(), and the log says why."""
+    try:
+        serve()
+    except PinnedMiss as e:
+        return str(e)
+    except Exception as e:
+        log.warning("%s: no kernel (%s: %s); ATen serves it", what, type(e).__name__, e)
+        aten()
+    return None
+
+
+def _missed(key: Key) -> None:
+    """Notes what the cache does not know, unless a warmup asks."""
+    if asked.listener() is None:
+        settings.missed(key)
 
 
 def apart(work: Callable[[], Any]) -> Any:

@@ -56,23 +56,21 @@ class GpuRMSNorm:
             align=max(align, dtype.itemsize), rows_hint=rows,
         )  # fmt: skip
         p = self.rms.gradient_problem(p, weight_gradient) if back else p
+        aten = lambda: put(torch_door.ATEN)
         if p.why_not(self.device):
-            put(torch_door.ATEN)
+            aten()
             return None
         case = self.case(p)
-        try:
+
+        def serve():
             may = not torch.cuda.is_current_stream_capturing()
             decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, number), may)
             if decided is not None:
                 self._use(p, eager_gate.won(decided)[p.direction], decided.artefact, put, number)
             elif for_good:
-                put(torch_door.ATEN)
-        except eager_gate.PinnedMiss as e:
-            return str(e)
-        except Exception as e:
-            log.warning("rms_norm of %d x %d: no kernel (%s: %s); ATen serves it", rows, width, type(e).__name__, e)
-            put(torch_door.ATEN)
-        return None
+                aten()
+
+        return eager_gate.settled(f"rms_norm of {rows} x {width}", serve, aten)
 
     def case(self, p: RMSNormProblem) -> Any:
         """The tuning cache's key; the same as where Python looks calls up."""
@@ -111,15 +109,14 @@ class GpuRMSNorm:
         target = getattr(targets, self.device.target)
         width, rows, kind = p.width or 1, p.rows_hint, TYPES[p.dtype]
         off = 0 if p.align >= WIDE else p.align // kind.itemsize
-        with torch.cuda.device(number), torch.no_grad():
+        with torch.cuda.device(number), torch.no_grad(), torch.random.fork_rng(devices=[number]):
             draw = lambda: torch.randn(rows * width + off, device="cuda").to(kind)[off:].view(rows, width)
             x = draw()
             weight = None if p.weight_dtype == "none" else torch.randn(width, device="cuda").to(TYPES[p.weight_dtype])
-            candidates = []
-            for c in configurations(p, target).kept:
-                config = c.config.key()
-                if config.get("slices", 1) > 1:
-                    continue
+            candidates, kept = [], [c.config.key() for c in configurations(p, target).kept]
+            kept = [config for config in kept if config.get("slices", 1) == 1]
+            eager_code.build_ahead("rms_norm", [(p, config) for config in kept], target.name)
+            for config in kept:
 
                 def make(config=config):
                     codes = eager_code.codes_for("rms_norm", p, config, target.name)

@@ -49,14 +49,16 @@ class HostRMSNorm:
         p = RMSNormProblem(
             width, NAMES[dtype], NAMES[weight] if weight else "none", rstd=True, align=dtype.itemsize, rows_hint=rows
         )
-        try:
+        aten = lambda: put(torch_door.ATEN)
+
+        def serve():
             if code >> torch_door.BACKWARD_BIT & 1:
                 self._resolve_gradient(p, bool(code >> torch_door.WEIGHT_GRADIENT_BIT & 1), put)
-                return None
+                return
             gradient = bool(code >> torch_door.ALIGN_SHIFT & 1)
             if p.why_not(self.device):
-                put(torch_door.ATEN)
-                return None
+                aten()
+                return
             if weight not in (None, dtype):
                 self._warn_of_mixed_types(dtype, weight)
             case = eager_gate.key_for("rms_norm", "rms_norm", case_of(p, True, gradient), self.device)
@@ -64,13 +66,9 @@ class HostRMSNorm:
             if decided is not None:
                 self._use(p, eager_gate.won(decided), decided.artefact or "", put)
             elif for_good:
-                put(torch_door.ATEN)
-        except eager_gate.PinnedMiss as e:
-            return str(e)
-        except Exception as e:
-            log.warning("rms_norm of %d x %d: no kernel (%s: %s); ATen serves it", rows, width, type(e).__name__, e)
-            put(torch_door.ATEN)
-        return None
+                aten()
+
+        return eager_gate.settled(f"rms_norm of {rows} x {width}", serve, aten)
 
     def _warn_of_mixed_types(self, dtype: torch.dtype, weight: Any) -> None:
         """ATen says once that a weight of another type is slow: with what is ATen's, it says so still."""

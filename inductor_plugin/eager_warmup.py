@@ -1,9 +1,11 @@
-"""`flykernels warmup --eager`: makes the calls that a program will make, once, so that their cases get measured."""
+"""`flykernels warmup --eager`, and of what FLYKERNELS_RECORD wrote: makes the calls that a program will make, once, so
+that their cases get measured."""
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,20 +14,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from . import eager, settings
+from tuning_cache.record import EagerMiss
+
+from . import asked, eager, settings
 from .counters import counters
+from .fingerprint import versions
 
 ELEMENTS_MOST = {"cpu": 1 << 27, "cuda": 1 << 29}  # of one input: larger calls take their case from mode tune
 # What is measured if nothing is named: rows of a decoding step, a prompt, a training batch; widths of usual models, and
 # of gates, vocabularies and retrieval.
 ROWS = {"rms_norm": tuple(1 << n for n in range(16)), "topk": (1, 4, 16, 64, 256, 1024, 4096)}
 WIDTHS = (512, 1024, 2048, 4096, 7168, 8192, 16384)
+WIDE = 16  # bytes: the widest load
 TOPK = ((128, 6), (256, 8), (8192, 8), (32000, 50), (128256, 64), (1000000, 100))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call to be made."""
+    """One call to be made: rows of `width` elements; k: of topk; gradient: rms_norm is followed by its backward."""
 
     op: str
     dtype: str
@@ -33,6 +39,11 @@ class Case:
     width: int
     k: int = 0
     gradient: bool = False
+    weight: str | None = None  # rms_norm: the weight's dtype, "none" without one; None: that of x
+    weight_gradient: bool = True
+    largest: bool = True
+    last: bool = True  # topk along the last axis
+    align: int = WIDE  # bytes, that all rows' starts are a multiple of
 
     def __str__(self) -> str:
         more = f" k={self.k}" if self.op == "topk" else " with gradient" if self.gradient else ""
@@ -58,33 +69,120 @@ def cases(
                         yield Case(op, dtype, r, width, k, gradient)
 
 
+def case_of(miss: EagerMiss) -> Case:
+    """The call that leads to a recorded case."""
+    held = miss.case
+    gradient = held.get("gradient", miss.op == "rms_norm_backward")
+    align = held.get("align", WIDE if held.get("wide", True) else 0)
+    return Case(
+        miss.template, held["dtype"], held["rows"], held["width"], held.get("k", 0), gradient,
+        weight=held.get("weight_dtype"), weight_gradient=held.get("weight_gradient", True),
+        largest=held.get("largest", True), last=held.get("layout") != "any", align=align,
+    )  # fmt: skip
+
+
 def call(case: Case, device: str) -> None:
     """Makes the call, on new operands."""
     import torch
 
-    dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[case.dtype]
-    x = torch.randn(case.rows, case.width, device=device).to(dtype)
     if case.op == "topk":
-        torch.topk(x, case.k)
+        x = _operand(case, device)
+        torch.topk(x if case.last else x.t().contiguous(), case.k, -1 if case.last else 0, case.largest)
         return
-    weight = torch.randn(case.width, device=device).to(dtype)
+    kind = case.weight or case.dtype
+    weight = None if kind == "none" else torch.randn(case.width, device=device).to(_dtype(kind))
     with torch.set_grad_enabled(case.gradient):
-        y = torch.nn.functional.rms_norm(
-            x.requires_grad_(case.gradient), (case.width,), weight.requires_grad_(case.gradient)
-        )
+        x = _operand(case, device).requires_grad_(case.gradient)
+        if weight is not None:
+            weight.requires_grad_(case.gradient and case.weight_gradient)
+        y = torch.nn.functional.rms_norm(x, (case.width,), weight)
         if case.gradient:
             y.backward(torch.ones_like(y))
 
 
+def _dtype(name: str) -> Any:
+    import torch
+
+    return {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[name]
+
+
+def _operand(case: Case, device: str) -> Any:
+    """(rows, width), where all rows begin at multiples of the case's alignment and of no larger power of two."""
+    import torch
+
+    dtype = _dtype(case.dtype)
+    align = max(case.align, dtype.itemsize)
+    wanted = align // dtype.itemsize  # elements
+    pitch = -(-case.width // wanted) * wanted
+    offset = 0 if align >= WIDE else wanted
+    flat = torch.randn(case.rows * pitch + offset, device=device).to(dtype)
+    return flat.as_strided((case.rows, case.width), (pitch, 1), offset)
+
+
 def run(console: Console | None = None, **chosen: Any) -> int:
-    """Measures; 0 if it went through, 1 if there is nothing to measure on, 130 if it was stopped."""
-    console = console or Console()
+    """Measures the usual calls, or those that are named; 0 if it went through, 1 if there is nothing to measure on, 130
+    if it was stopped."""
+    return measure(list(cases(**chosen)), chosen["device"], console or Console())
+
+
+def device_of(miss: EagerMiss) -> str:
+    """ "cpu" or "cuda": where a case was recorded."""
+    return "cpu" if str(miss.target.get("arch")).startswith("x86") else "cuda"
+
+
+def why_not(miss: EagerMiss) -> str | None:
+    """Why a recorded case cannot be measured here; None if it can."""
+    import torch
+
+    device = device_of(miss)
+    here = device == "cpu" or torch.cuda.is_available()
+    if not here or miss.target != eager.description(device):
+        return f"recorded on another machine: {', '.join(f'{k} {v}' for k, v in miss.target.items())}"
+    if miss.case["rows"] * miss.case["width"] > ELEMENTS_MOST[device]:
+        return f"more than {ELEMENTS_MOST[device]} elements"
+    return None
+
+
+def run_recorded(
+    misses: Sequence[EagerMiss], console: Console, seconds: float | None = None, dry_run: bool = False,
+    compile_only: bool = False,
+) -> int:  # fmt: skip
+    """Measures recorded cases, of which all are of this machine, for so many seconds; 0, 1 and 130 as `run`, and 1
+    where a case did not come about."""
+    if compile_only:
+        console.print(f"{len(misses)} eager cases are left out: they are measured, not compiled ahead", highlight=False)
+        return 0
+    end = None if seconds is None else time.monotonic() + seconds
+    code = 0
+    for device in sorted(set(map(device_of, misses))):
+        here = [miss for miss in misses if device_of(miss) == device]
+        todo = [miss for miss in here if not _decided(miss)]
+        words = f"{len(todo)} eager cases to measure on {device}, {len(here) - len(todo)} decided before"
+        console.print(words, highlight=False)
+        if dry_run or not todo:
+            continue
+        code = max(code, measure([case_of(miss) for miss in todo], device, console, end))
+        if code or (end is not None and time.monotonic() >= end):
+            break
+        for miss in todo:
+            if not _decided(miss):
+                code = 1
+                console.print(f"eager {case_of(miss)}: a call of this size led to another case", highlight=False)
+    return code
+
+
+def _decided(miss: EagerMiss) -> bool:
+    entry = settings.store().lookup(miss.key(versions(miss.template)))
+    return entry is not None and entry.winner is not None
+
+
+def measure(todo: Sequence[Case], device: str, console: Console, end: float | None = None) -> int:
+    """Makes the calls. end: of time.monotonic(), after which no further one is made."""
     if settings.mode() != "tune":
         console.print(
             f"FLYKERNELS_MODE is {settings.mode()}: the cache decides and is not written. Unset it to measure."
         )
         return 1
-    device = chosen["device"]
     served = eager.enable([device]).get(device)
     if served is None:
         console.print(f"there is no {device} device here that eager operators can be ours on")
@@ -92,12 +190,16 @@ def run(console: Console | None = None, **chosen: Any) -> int:
     for op, how in served.items():
         if how.startswith("ATen"):
             console.print(f"{op}: {how}")
-    todo, done = list(cases(**chosen)), 0
+    done = 0
     before = counters["benchmarks"], counters["from cache"]
     try:
-        for case in _shown(todo, console):
-            call(case, device)
-            done += 1
+        with asked.listening(asked.Listener(decide=True)):  # what it meets is no miss to be recorded
+            for case in _shown(todo, console):
+                if end is not None and time.monotonic() >= end:
+                    console.print(f"the time is up: {len(todo) - done} calls are left; run it again to go on")
+                    break
+                call(case, device)
+                done += 1
     except KeyboardInterrupt:
         console.print(f"stopped: {done} of {len(todo)} calls are done; run it again to go on")
         return 130
@@ -110,7 +212,7 @@ def run(console: Console | None = None, **chosen: Any) -> int:
     return 0
 
 
-def _shown(todo: list[Case], console: Console) -> Iterator[Case]:
+def _shown(todo: Sequence[Case], console: Console) -> Iterator[Case]:
     """The cases, with a bar on a terminal and a line now and then elsewhere."""
     if console.is_terminal and sys.stdout.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -12,18 +12,16 @@ was, with ray or without.
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from templates.gemm.workers import BuildFailed, Workers, answered
-from tuning_cache import Store, parcel
+from tuning_cache import Store
 
 from .fingerprint import versions
-from .measuring import Measuring, Unit
-from .wanted import runs_here
+from .measuring import Measured, Measuring, Unit, measured
 
 log = logging.getLogger(__name__)
 
@@ -89,33 +87,10 @@ class RayWorkers(Workers):
         return FleetMeasuring(self.ray, units, store, described, deadline)
 
 
-Parcels = list[bytes]  # tuning_cache/parcel.py
-
-
-def _measure(
-    unit: Unit, description: dict, known: Parcels, seconds: float | None
-) -> tuple[Parcels, dict[str, str], int]:
-    """On a worker, which has one GPU for itself (or a CPU's threads): (entries that were decided, why others were not,
-    how many were left for want of time)."""
-    if not runs_here(unit.target, description):
-        why = f"the worker is not {', '.join(f'{k} {v}' for k, v in description.items())}"
-        return [], {str(p): why for p in unit.problems}, 0
+def _measure(unit: Unit, description: dict, known: list[bytes], seconds: float | None) -> Measured:
+    """On a worker, which has one GPU for itself (or a CPU's threads)."""
     with tempfile.TemporaryDirectory(prefix="flykernels-") as folder:
-        os.environ["FLYKERNELS_CACHE_DIR"] = folder
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
-        for name in ("FLYKERNELS_REMOTE", "FLYKERNELS_CACHE_MAX_SIZE"):
-            os.environ.pop(name, None)
-        from . import settings
-
-        store = settings.store()
-        for data in known:
-            parcel.unpack(store, data)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        measuring = Measuring([unit], store, {unit.target: description}, deadline)
-        for _ in measuring.go([unit]):
-            pass
-        found = [parcel.pack(store, entry) for _, entry in store.entries() if entry.winner]
-        return found, measuring.undone, measuring.late
+        return measured(unit, description, known, seconds, folder)
 
 
 class FleetMeasuring(Measuring):
@@ -133,30 +108,21 @@ class FleetMeasuring(Measuring):
             if not left:
                 self.done += len(unit.problems)
                 continue
-            entries = [e for e in (self.store.newest(p.key) for p in unit.problems) if e is not None]
-            known = [parcel.pack(self.store, entry, winner_only=False) for entry in entries]
             description = self.described[unit.target]
             needs = {"num_cpus": description["threads"]} if unit.target == "x86" else {"num_cpus": 1, "num_gpus": 1}
             task = self._ray.remote(**needs, max_retries=RETRIES, max_calls=1)(_measure)
             seconds = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-            running[task.remote(unit, description, known, seconds)] = unit, len(left)
+            running[task.remote(unit, description, self._parcels(unit), seconds)] = unit, len(left)
         while running:
             (done, *_), _ = self._ray.wait(list(running))
             unit, count = running.pop(done)
             self.now = str(unit.problems[0])
-            self._took(done, unit, count)
+            self._took(unit, count, self._answer(done, unit))
             self.now = ""
-            self.done += len(unit.problems)
             yield
 
-    def _took(self, done: Any, unit: Unit, count: int) -> None:
+    def _answer(self, done: Any, unit: Unit) -> Measured:
         try:
-            found, undone, late = self._ray.get(done)
+            return self._ray.get(done)
         except self._ray.exceptions.RayError as e:
-            self.undone |= {str(p): f"its task was lost or failed: {type(e).__name__}" for p in unit.problems}
-            return
-        for data in found:
-            parcel.unpack(self.store, data)
-        self.undone |= undone
-        self.late += late
-        self.decided += count - len(self.undecided([unit]))
+            return [], {str(p): f"its task was lost or failed: {type(e).__name__}" for p in unit.problems}, 0

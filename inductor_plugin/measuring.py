@@ -3,14 +3,20 @@ taking a program that asks for them through it as far as lowering. What the stor
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tuning_cache import Store
+from tuning_cache import Store, parcel
 
+from . import settings
 from .lowering import ModelError, Program, lower
-from .wanted import Problem
+from .wanted import Problem, runs_here
+
+# What a process that measures for another one answers: parcels (tuning_cache/parcel.py) of the entries that were
+# decided, why other problems were not, how many were left for want of time.
+Measured = tuple[list[bytes], dict[str, str], int]
 
 
 @dataclass(frozen=True)
@@ -80,3 +86,43 @@ class Measuring:
                 self.undone[str(problem)] = "Inductor does not ask for it here" + "".join(f"; {x}" for x in seen.failed)
             else:
                 self.undone[str(problem)] = "no candidate was offered"
+
+    # -- units that another process measures
+    def _parcels(self, unit: Unit) -> list[bytes]:
+        """What the store knows of a unit's problems."""
+        entries = [e for e in (self.store.newest(p.key) for p in unit.problems) if e is not None]
+        return [parcel.pack(self.store, entry, winner_only=False) for entry in entries]
+
+    def _took(self, unit: Unit, count: int, answer: Measured) -> None:
+        """Keeps what came of a unit of which so many problems were undecided."""
+        found, undone, late = answer
+        for data in found:
+            parcel.unpack(self.store, data)
+        self.undone |= undone
+        self.late += late
+        self.decided += count - len(self.undecided([unit]))
+        self.done += len(unit.problems)
+
+    def close(self) -> None:
+        """Ends what it has started."""
+
+
+def measured(unit: Unit, description: dict, known: list[bytes], seconds: float | None, folder: str) -> Measured:
+    """Measures a unit in a process that has its device for itself, with what is known; its caches lie in `folder`."""
+    if not runs_here(unit.target, description):
+        why = f"the worker is not {', '.join(f'{k} {v}' for k, v in description.items())}"
+        return [], {str(p): why for p in unit.problems}, 0
+    os.environ["FLYKERNELS_CACHE_DIR"] = folder
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+    for name in ("FLYKERNELS_REMOTE", "FLYKERNELS_CACHE_MAX_SIZE", "FLYKERNELS_RECORD"):
+        os.environ.pop(name, None)
+    store = settings.store()
+    before = {digest for digest, entry in store.entries() if entry.winner}
+    for data in known:
+        parcel.unpack(store, data)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    measuring = Measuring([unit], store, {unit.target: description}, deadline)
+    for _ in measuring.go([unit]):
+        pass
+    found = [parcel.pack(store, e) for digest, e in store.entries() if e.winner and digest not in before]
+    return found, measuring.undone, measuring.late

@@ -185,7 +185,8 @@ def _fake_quantize(x: Any, dtype: Any, mode: str, rows: bool, columns: bool) -> 
 
 
 def _quantize(x: Any, dtype: Any, mode: str, rows: bool, columns: bool) -> list[Any]:
-    x = x if x.dim() != 2 or x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+    if x.dim() == 2 and ((x.stride(1) != 1 and x.shape[1] > 1) or (x.stride(0) < x.shape[1] and x.shape[0] > 1)):
+        x = x.contiguous()  # rows that overlap too: no tensor map describes them
     kind = devices.kind_of(x.device)
     target = {"cpu": "x86", "hip": "gfx950", "cuda": "sm90a"}.get(kind)
     p = _quantize_problem(x, dtype, mode, rows, columns, "" if target not in (None, "x86") else "gfx950")

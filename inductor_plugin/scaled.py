@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from flykernels.dtypes import dtype as element_type
@@ -192,11 +193,12 @@ def sane(p: ScaledGemmProblem, inputs: Sequence[Any], variant: int = 0) -> list[
 
 # -- calls
 def aten(p: ScaledGemmProblem) -> Callable:
-    """What ATen computes: callable(a, b, scale_a, scale_b, [bias], out=). MX blocks on a CPU: the dense products."""
+    """What ATen computes: callable(a, b, scale_a, scale_b, [bias], out=). Where it has no kernel on a CPU (MX blocks; a
+    scale for each row, before 2.13): the dense product."""
     import torch
 
     def run(a: Any, b: Any, scale_a: Any, scale_b: Any, *rest: Any, out: Any) -> Any:
-        if p.scaling == "block" and a.device.type == "cpu":
+        if a.device.type == "cpu" and (p.scaling == "block" or (p.scaling == "row" and not _aten_scales_rows())):
             _, (x, y, *added) = as_dense(p, (a, b, scale_a, scale_b, *rest))
             return out.copy_(x @ y + added[0].float() if added else x @ y)
         bias = rest[0] if rest else None
@@ -204,6 +206,19 @@ def aten(p: ScaledGemmProblem) -> Callable:
         return out.copy_(torch._scaled_mm(a, b, scale_a, scale_b, **asked))
 
     return run
+
+
+@cache
+def _aten_scales_rows() -> bool:
+    """Whether this torch multiplies FP8 with a scale for each row on a CPU."""
+    import torch
+
+    a, one = torch.zeros(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(a, a.t(), one, one.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
 
 
 def bind(code: Any, spec: Any) -> Callable:
@@ -218,7 +233,7 @@ def bind(code: Any, spec: Any) -> Callable:
     else:
         from flykernels.launch.current import Launcher
 
-        launch, fits = Launcher(code), lambda *x: _lies_as_built(*x) and _aligned(*x) and not _repeats(*x)
+        launch, fits = Launcher(code), lambda *x: _lies_as_built(*x) and _aligned(*x) and not _overlap(*x)
     fallback, width = aten(p), p.row_bytes("a")
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, *rest: Any, out: Any) -> Any:
@@ -255,14 +270,17 @@ def _aligned(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, o
     )  # fmt: skip
 
 
-def _repeats(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any) -> bool:
-    """Whether rows lie in each other's place, which no tensor map describes."""
-    return any(x.stride(axis) == 0 and x.shape[axis] > 1 for x, axis in ((a, 0), (b, 1), (out, 0)))
+def _overlap(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any) -> bool:
+    """Whether rows lie in each other's place: no tensor map describes that, and gfx950's loads take what follows the
+    last row's beginning by a whole row's distance for part of it."""
+    lines = ((a, 0), (b, 1), (out, 0))
+    return any(x.shape[axis] > 1 and x.stride(axis) < x.shape[1 - axis] for x, axis in lines)
 
 
 # -- shapes of results: torch counts the scales of MX blocks as if they were swizzled (pytorch #172627)
 def meta_for(original: Callable, unpack: Callable) -> Callable:
-    """A meta function that knows scales that are not swizzled, one for 32 numbers; anything else is `original`'s.
+    """A meta function that knows scales that are not swizzled, one for 32 numbers, and refuses those of MX blocks that
+    are neither that many nor as many as the swizzled arrangement has; anything else is `original`'s.
 
     unpack(arguments...) -> (a, b, scale_a, scale_b, out dtype), or None to leave the call to `original`."""
     import torch
@@ -274,13 +292,25 @@ def meta_for(original: Callable, unpack: Callable) -> Callable:
             mx = scale_a.dtype == scale_b.dtype == torch.float8_e8m0fnu and a.dim() == b.dim() == 2
             if mx and a.stride(1) == 1 and b.stride(0) == 1 and scale_a.is_contiguous() and scale_b.is_contiguous():
                 per = [2 if x.dtype == torch.float4_e2m1fn_x2 else 1 for x in (a, b)]
-                k = a.shape[1] * per[0]
-                counts = scale_a.numel() == a.shape[0] * (k // BLOCK) and scale_b.numel() == b.shape[1] * (k // BLOCK)
-                if k == b.shape[0] * per[1] and k % BLOCK == 0 and counts:
-                    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)
+                k, sizes = a.shape[1] * per[0], (a.shape[0], b.shape[1])
+                counts = [scale_a.numel(), scale_b.numel()]
+                if k == b.shape[0] * per[1] and k % BLOCK == 0:
+                    if counts == [rows * (k // BLOCK) for rows in sizes]:
+                        return a.new_empty(sizes, dtype=out_dtype or torch.bfloat16)
+                    if counts != [swizzled(rows, k) for rows in sizes]:  # which not every torch finds
+                        raise RuntimeError(
+                            f"{counts[0]} and {counts[1]} scales for {sizes[0]} rows of A and {sizes[1]} columns of B, "
+                            f"K = {k}: one for {BLOCK} numbers is wanted of both, or of both the swizzled arrangement"
+                        )
         return original(*args, **kwargs)
 
     return meta
+
+
+def swizzled(rows: Any, k: Any) -> Any:
+    """Scales of the swizzled arrangement: rows in whole 128, blocks in whole 4."""
+    up = lambda x, to: (x + to - 1) // to * to
+    return up(rows, 128) * up(k // BLOCK, 4)
 
 
 def first_version(a, b, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, *_, **__) -> tuple:

@@ -6,6 +6,7 @@ what is likely to be wanted. Candidates are compiled in processes of their own (
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import resource
@@ -26,15 +27,18 @@ from flykernels.codeobject import CodeObject
 from flykernels.versions import mlir_version
 from templates.gemm.workers import BuildFailed, Workers
 from tuning_cache import Entry, Store, Timing
+from tuning_cache.record import EagerMiss
 
 from . import settings
 from .devices import DEVICES
 from .kernels import Spec
 from .measuring import Measuring, Unit
+from .measuring_gpus import GpuMeasuring, gpus_of
 from .wanted import Problem, runs_here
 
 FAILURES_SHOWN = 5
 THREADS_A_JOB = 2
+STOPPED = 130  # the exit code of what Ctrl-C has ended
 LINES = 20  # progress lines where there is no terminal
 
 
@@ -199,11 +203,13 @@ class Asked:
 
     units      problems that are measured together, in the best order (measuring.py)
     described  the targets, by name, as keys hold them
-    notes      what a person should know of how they were found"""
+    notes      what a person should know of how they were found
+    eager      cases of eager operators, which are measured where they were recorded"""
 
     units: Sequence[Unit]
     described: dict[str, dict]
     notes: Sequence[str] = ()
+    eager: Sequence[EagerMiss] = ()
 
 
 def run(
@@ -211,14 +217,27 @@ def run(
     console: Console | None = None,
 ) -> int:  # fmt: skip
     """0: all is there, or the time was up; 1: nothing could be done, or a candidate failed; 130: stopped."""
-    console = console or console_here()
+    console, began = console or console_here(), time.monotonic()
     for note in asked.notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
+    code = _products(asked, pool, budget, dry_run, compile_only, console) if asked.units else 0
+    if not asked.eager or code == STOPPED:
+        return code
+    from . import eager_warmup
+
+    left = None if budget is None else max(0.0, budget - (time.monotonic() - began))
+    return max(code, eager_warmup.run_recorded(asked.eager, console, left, dry_run, compile_only))
+
+
+def _products(
+    asked: Asked, pool: Workers, budget: float | None, dry_run: bool, compile_only: bool, console: Console
+) -> int:
+    """`run`, of what Inductor asks for."""
     problems = list({p.key.digest: p for unit in asked.units for p in unit.problems}.values())
     with pool:
         work = Run(problems, settings.store(), pool, budget)
         measuring = _measuring(asked, pool, work, compile_only)
-        with work.searchers:
+        with work.searchers, contextlib.closing(measuring):
             if dry_run:
                 return _plan(work, measuring, asked.described, console)
             _shown(work, measuring, _steps(work, measuring), console)
@@ -236,6 +255,10 @@ def _measuring(asked: Asked, pool: Workers, work: Run, compile_only: bool) -> Me
     else:
         local = {t for t, held in asked.described.items() if runs_here(t, held)}
         units = [u for u in asked.units if u.target in local]
+        for target in local if len(units) > 1 else ():
+            gpus = gpus_of(target, asked.described[target])
+            if len(gpus) > 1:
+                return GpuMeasuring(target, gpus, units, work.store, asked.described, work.deadline)
     return Measuring(units, work.store, asked.described, work.deadline)
 
 
@@ -358,5 +381,5 @@ def _summary(work: Run, measuring: Measuring, seconds: float, cpu: float, consol
         console.print(f"{work.stopped or 'the time is up'}: {left}; run it again to go on", highlight=False)
     console.print(f"cache: {work.store.directories[0]}", highlight=False, soft_wrap=True)
     if work.stopped == "stopped":
-        return 130
+        return STOPPED
     return 1 if work.failed or len(work.refused) == len(work.problems) else 0

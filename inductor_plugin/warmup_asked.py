@@ -9,10 +9,10 @@ from pathlib import Path
 from tuning_cache import record, shapes
 from tuning_cache.shapes import Shape
 
-from . import lowering
+from . import eager_warmup, lowering
 from .measuring import Unit
 from .programs import program_of
-from .wanted import Problem, description_of, of_heard, of_miss, problems_of, runs_here
+from .wanted import Problem, description_of, of_heard, of_miss, problems_of, runs_here, target_of
 from .warmup import Asked
 
 
@@ -33,7 +33,8 @@ def from_files(
     described: dict[str, dict] = {}
     for asked in reversed(found):
         described |= asked.described
-    return Asked([u for a in found for u in a.units], described, [note for a in found for note in a.notes])
+    eager = [miss for a in found for miss in a.eager]
+    return Asked([u for a in found for u in a.units], described, [note for a in found for note in a.notes], eager)
 
 
 def from_shapes(
@@ -54,29 +55,42 @@ def _same(program: lowering.Program) -> lowering.Program:
 
 
 def _program(problem: Problem) -> Callable[[], lowering.Program]:
-    return lambda: program_of(problem)
+    return functools.partial(program_of, problem)
 
 
 def _from_record(path: Path, targets: Sequence[str]) -> Asked:
     misses, torn = record.read(path)
     notes = [f"{torn} lines of {path.name} are not whole and were passed over"] if torn else []
     units: list[Unit] = []
+    eager: list[record.EagerMiss] = []
     described: dict[str, dict] = {}
     for miss in misses:
         try:
+            if isinstance(miss, record.EagerMiss):
+                if not targets or target_of(miss.target) in targets:
+                    eager.append(_measured_here(miss))
+                continue
             problem = of_miss(miss)
         except ValueError as e:
-            notes.append(f"{miss.op}: left out: {e}")
+            notes.append(f"{miss.name}: left out: {e}")
             continue
         if targets and problem.target not in targets:
             continue
         if described.setdefault(problem.target, miss.target) != miss.target:
             described[problem.target] = _usual(problem.target, described[problem.target], miss.target)
         units.append(Unit(problem.target, [problem], _program(problem)))
-    if not units:
+    if not units and not eager:
         wanted = f" for {', '.join(targets)}" if targets else ""
         raise NothingAsked("; ".join([f"{path.name} holds no problem that can be prepared{wanted}", *notes]))
-    return Asked(units, described, notes)
+    return Asked(units, described, notes, eager)
+
+
+def _measured_here(miss: record.EagerMiss) -> record.EagerMiss:
+    """ValueError with the reason where it cannot be."""
+    reason = eager_warmup.why_not(miss)
+    if reason:
+        raise ValueError(f"{eager_warmup.case_of(miss)}: {reason}")
+    return miss
 
 
 def _usual(target: str, *held: dict) -> dict:

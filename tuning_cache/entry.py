@@ -15,11 +15,14 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
 try:  # three times as fast, where it is installed: flykernels[fast]
+    import orjson
     from orjson import loads
 except ImportError:
+    orjson = None  # type: ignore[assignment]
     from json import loads  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ class NewerFormat(EntryError):
 # The one JSON text of plain data: sorted keys, no spaces.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
+PLAIN = frozenset((int, str, bool, type(None)))  # types whose values have one JSON text, whoever writes it
 VERSIONS = '"versions":'
 DECODER = json.JSONDecoder()
 HEAD, TAIL = b'{"entry":', b',"format":%d,"sha256":"%s"}'  # of a line, around the entry's canonical JSON
@@ -66,12 +70,19 @@ class Key:
     @functools.cached_property
     def digest(self) -> str:
         """Address in the cache: SHA-256 of the canonical key without MLIR's version, in hex."""
+        return hashlib.sha256("".join((*self.text, "}")).encode()).hexdigest()
+
+    @functools.cached_property
+    def text(self) -> tuple[str, str]:
+        """The canonical key's text: as far as its versions, and these without MLIR's."""
         versions = {k: v for k, v in self.versions.items() if k != "mlir"}
-        named = {"op": self.op, "problem": self.problem, "target": self.target, "versions": versions}
-        return hashlib.sha256(canonical(named).encode()).hexdigest()
+        op, problem, target = _quoted(self.op), _plain(self.problem), _common(self.target)
+        return f'{{"op":{op},"problem":{problem},"target":{target},{VERSIONS}', _common(versions)
 
     def same_address(self, other: Key) -> bool:
         """Whether the digests are equal, without taking them."""
+        if self is other:
+            return True
         if self.op != other.op or self.problem != other.problem or self.target != other.target:
             return False
         mine, theirs = ({k: v for k, v in x.versions.items() if k != "mlir"} for x in (self, other))
@@ -166,11 +177,29 @@ class Entry:
 
 def sealed(line: bytes) -> bytes | None:
     """The canonical JSON in a line of `to_line` whose digest fits; None for anything else."""
-    line = line.rstrip(b"\n")
-    body = line[len(HEAD) : -TAIL_BYTES]
-    if line == HEAD + body + TAIL % (FORMAT, hashlib.sha256(body).hexdigest().encode()):
-        return body
-    return None
+    end = len(line) - line.endswith(b"\n")
+    body = line[len(HEAD) : max(0, end - TAIL_BYTES)]
+    tail = TAIL % (FORMAT, hashlib.sha256(body).hexdigest().encode())
+    return body if line.startswith(HEAD) and line[end - TAIL_BYTES : end] == tail else None
+
+
+def entry_of(line: bytes, key: Key) -> Entry | None:
+    """The entry in a line of `to_line`, if it is of the key's address: told by the key's text, without parsing it. None
+    for anything else, of which `Entry.from_json` says what it is."""
+    cut = _cut(line) if line.startswith(HEAD) else None
+    before, own = key.text
+    if cut is None or not cut[0].startswith(before):
+        return None
+    named, winner, source, timings = cut
+    versions = _versions(named[len(before) :])
+    if versions is None or versions[0] != own or source not in SOURCES:
+        return None
+    try:
+        won = loads(winner)
+    except ValueError:
+        return None
+    theirs = key if versions[1] == key.versions else replace(key, versions=versions[1])
+    return Entry(theirs, won, Later(timings), source) if won is None or type(won) is str else None
 
 
 def check_line(line: bytes) -> tuple[str, Key, list[str], str]:
@@ -196,19 +225,45 @@ def check_line(line: bytes) -> tuple[str, Key, list[str], str]:
 def _address(named: str, key: Key) -> str:
     """`Key.digest` of the key's canonical JSON: what is not canonical has another."""
     at = named.rfind(VERSIONS)
-    versions = _without_mlir(named[at + len(VERSIONS) :])
+    versions = _versions(named[at + len(VERSIONS) :])
     if versions is None:
         return key.digest
-    return hashlib.sha256(f"{named[:at]}{VERSIONS}{versions}}}".encode()).hexdigest()
+    return hashlib.sha256(f"{named[:at]}{VERSIONS}{versions[0]}}}".encode()).hexdigest()
 
 
 @functools.lru_cache(1024)
-def _without_mlir(text: str) -> str | None:
-    """The canonical JSON of versions, from what follows VERSIONS in a key's; None if that is not all of it."""
+def _versions(text: str) -> tuple[str, dict] | None:
+    """(canonical JSON of versions without MLIR's, all of them), from what follows VERSIONS in a key's; None if that is
+    not all of it."""
     try:
-        return canonical({k: v for k, v in json.loads(text[:-1]).items() if k != "mlir"})
+        held = json.loads(text[:-1])
+        return canonical({k: v for k, v in held.items() if k != "mlir"}), held
     except (ValueError, AttributeError):
         return None
+
+
+def _plain(values: dict) -> str:
+    """`canonical` of a flat object, by orjson where both write the same: whole numbers of 64 bits, ASCII."""
+    if orjson is not None and PLAIN.issuperset(map(type, values.values())):
+        try:
+            text = orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
+        except TypeError:
+            return canonical(values)
+        if text.isascii() and "\x7f" not in text:
+            return text
+    return canonical(values)
+
+
+def _common(values: dict) -> str:
+    """`canonical` of what many keys share, such as their target: remembered where all of it is plain."""
+    kinds = tuple(map(type, values.values()))
+    return _remembered(tuple(values.items()), kinds) if PLAIN.issuperset(kinds) else canonical(values)
+
+
+@functools.lru_cache(256)
+def _remembered(items: tuple[tuple[str, Any], ...], _kinds: tuple[type, ...]) -> str:
+    """Types belong to what is asked, since True == 1."""
+    return canonical(dict(items))
 
 
 class Later(Mapping[str, Timing]):

@@ -20,8 +20,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from . import segment
 from .entry import Entry, EntryError, is_digest
@@ -32,8 +32,7 @@ SEGMENTS = "segments"
 USED_SECONDS = 3600.0  # how exactly a file's time of last use is kept
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What one file or record holds: unchecked."""
 
     content: bytes
@@ -75,24 +74,31 @@ class Layer:
     def found(self, kind: str, address: str) -> Iterator[Found]:
         """What lies under an address (64 hex digits), the newest first."""
         name = f"{self._folders[kind]}{address[:2]}/{address}{SUFFIX[kind]}"
-        try:
-            file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as e:
-            if not isinstance(e, (FileNotFoundError, NotADirectoryError)):
-                self._say(f"{name}: skipped: {e}")
-        else:
+        some = os.access(name, os.F_OK)  # a third of what an exception costs, and most entries have no file
+        if some:
             try:
-                with open(file, "rb", buffering=0) as held:
+                with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC), "rb", buffering=0) as held:
                     yield Found(held.read(), Path(name))
             except OSError as e:
-                self._say(f"{name}: skipped: {e}")
+                self._unread(name, e)
+        wanted = bytes.fromhex(address)
         for part in self.segments(kind):
             try:
-                record = part.find(bytes.fromhex(address))
+                record = part.find(wanted)
                 if record is not None:
+                    some = True
                     yield Found(part.read(record), part.path, part, record)
             except OSError as e:
-                self._say(f"{part.path}: skipped: {e}")
+                self._unread(part.path, e)
+        if not some:
+            try:
+                os.stat(name)
+            except OSError as e:
+                self._unread(name, e)
+
+    def _unread(self, path: Path | str, why: OSError) -> None:
+        if not isinstance(why, (FileNotFoundError, NotADirectoryError)):
+            self._say(f"{path}: skipped: {why}")
 
     def has(self, kind: str, address: str) -> bool:
         """Whether something lies there; it is checked when it is read."""

@@ -1,6 +1,7 @@
 """What the cache did not know where it was asked: one JSON line a problem, appended by any number of processes.
 
     {"format": 1, "op": "mm", "problem": {"n": 4096, ..., "m": 16}, "target": {"arch": "gfx950", ...}}
+    {"format": 1, "op": "eager topk", "problem": {"dtype": "f32", ...}, "target": {...}}       a call's case
 
 Writing costs the program nothing but a line: no exception, no line twice from a process, no more than FILE_MOST bytes.
 A file that is read comes from outside: a line that is not whole (its process died, the disk was full) is passed over;
@@ -31,6 +32,16 @@ LINE_MOST = 4096  # bytes, written at once: POSIX keeps appended writes apart on
 SIZE_MOST = 2**31 - 1
 TEXT_MOST = 100  # characters of a name
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+EAGER = "eager "  # before the names of eager operators
+DTYPES = ("f32", "bf16", "f16")
+# What the cases of an eager operator hold, on a CPU and on a GPU, and of what type it is.
+NORM = {"dtype": str, "weight_dtype": str, "rows": int, "width": int}
+CASES: dict[str, list[dict[str, type]]] = {
+    "rms_norm": [{**NORM, "gradient": bool}, {**NORM, "align": int}],
+    "rms_norm_backward": [{**NORM, "align": int, "weight_gradient": bool}],
+    "topk": [{"dtype": str, "largest": bool, "layout": str, "wide": bool, "rows": int, "width": int, "k": int}],
+}
+NAMES = {"dtype": DTYPES, "weight_dtype": (*DTYPES, "none"), "layout": ("last", "any"), "align": (2, 4, 8, 16)}
 # ATen's operation -> the template that serves it.
 TEMPLATES = {
     "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm", "_mkl_linear": "gemm", "_scaled_mm": "scaled_gemm",
@@ -58,8 +69,37 @@ class Miss:
     sizes: dict
     target: dict
 
+    @property
+    def name(self) -> str:
+        return self.op
+
     def key(self, versions: dict) -> Key:
         return Key(self.op, {**self.problem.key(), **self.sizes}, self.target, versions)
+
+
+@dataclass(frozen=True)
+class EagerMiss:
+    """One case of an eager operator that the cache did not know.
+
+    op      "rms_norm", "rms_norm_backward" or "topk"
+    case    its bucket, as keys hold it
+    target  as keys hold it"""
+
+    op: str
+    case: dict
+    target: dict
+
+    @property
+    def name(self) -> str:
+        """As a key's op."""
+        return f"{EAGER}{self.op}"
+
+    @property
+    def template(self) -> str:
+        return self.op.removesuffix("_backward")
+
+    def key(self, versions: dict) -> Key:
+        return Key(self.name, self.case, self.target, versions)
 
 
 # -- writing
@@ -126,7 +166,7 @@ def is_record(path: Path) -> bool:
     return isinstance(first, dict) and {"format", "op", "problem", "target"} <= set(first)
 
 
-def read(path: Path) -> tuple[list[Miss], int]:
+def read(path: Path) -> tuple[list[Miss | EagerMiss], int]:
     """(the problems of a record, each once, in their order; how many lines were not whole). RecordError if it holds
     what no process of ours writes."""
     try:
@@ -136,7 +176,7 @@ def read(path: Path) -> tuple[list[Miss], int]:
         raise RecordError(f"{path} cannot be read: {e.strerror}") from None
     if len(data) > FILE_MOST:
         raise RecordError(f"{path.name} has more than {FILE_MOST} bytes")
-    found: dict[str, Miss] = {}
+    found: dict[str, Miss | EagerMiss] = {}
     torn = 0
     for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
         if not line.strip():
@@ -155,33 +195,49 @@ def read(path: Path) -> tuple[list[Miss], int]:
     return list(found.values()), torn
 
 
-def _miss(held: Any) -> Miss:
+def _miss(held: Any) -> Miss | EagerMiss:
     if not isinstance(held, dict) or set(held) != {"format", "op", "problem", "target"}:
         raise RecordError("not an object with format, op, problem and target, and no others")
     if type(held["format"]) is not int or held["format"] != FORMAT:
         raise RecordError(f"format {_short(held['format'])}; this version reads {FORMAT}")
-    op = held["op"]
+    op, given, target = held["op"], held["problem"], held["target"]
+    if not isinstance(given, dict) or not isinstance(target, dict):
+        raise RecordError("problem and target are objects")
+    for name, value in target.items():
+        _plain(f"target's {_short(name)}", value, None)
+    if isinstance(op, str) and op.startswith(EAGER):
+        return EagerMiss(op.removeprefix(EAGER), _case(op.removeprefix(EAGER), given), dict(target))
     base, _, activation = op.partition("+") if isinstance(op, str) else ("", "", "")
     if base not in TEMPLATES or (activation or "none") not in ACTIVATIONS or op.endswith("+"):
         raise RecordError(f"op is {_short(op)}; known are {', '.join(TEMPLATES)}, also with an activation")
     template = TEMPLATES[base]
     kind = kinds.problem_class(template)
-    given = held["problem"]
-    if not isinstance(given, dict) or not isinstance(held["target"], dict):
-        raise RecordError("problem and target are objects")
     known = {f.name: f.type for f in fields(kind)}
     own = [x for x in ("m", "batch", "tokens") if x not in known]
     if not set(known) <= set(given) <= {*known, *own}:
         raise RecordError(f"a problem of {template} has {', '.join([*known, *own])}")
     for name, value in given.items():
         _plain(f"problem's {name}", value, {"int": int, "bool": bool, "str": str}.get(str(known.get(name))))
-    for name, value in held["target"].items():
-        _plain(f"target's {_short(name)}", value, None)
     sizes = {name: given[name] for name in own if name in given}
     if any(type(v) is not int and v != "symbolic" for v in sizes.values()):
         raise RecordError(f"sizes are {_short(str(sizes))}: whole numbers or symbolic")
     problem = kind(**{name: given[name] for name in known})
-    return Miss(op, template, problem, sizes, dict(held["target"]))
+    return Miss(op, template, problem, sizes, dict(target))
+
+
+def _case(op: str, given: dict) -> dict:
+    """The case of an eager operator, checked."""
+    if op not in CASES:
+        raise RecordError(f"eager operator {_short(op)}; known are {', '.join(CASES)}")
+    kinds = next((held for held in CASES[op] if set(held) == set(given)), None)
+    if kinds is None:
+        known = "; or ".join(", ".join(held) for held in CASES[op])
+        raise RecordError(f"a case of {op} has {known}")
+    for name, value in given.items():
+        _plain(f"case's {name}", value, kinds[name])
+        if value not in NAMES.get(name, (value,)) or (kinds[name] is int and value < 1):
+            raise RecordError(f"case's {name} is {_short(value)}")
+    return dict(given)
 
 
 def _plain(what: str, value: Any, kind: type | None) -> None:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 2.0
+OPEN_SECONDS = 15.0  # that importing the driver may take, on a busy machine
 RETRY_SECONDS = 30.0  # how long a remote is left alone after a failure
 MISSED_SECONDS = 60.0  # how long a miss is believed
 EXIT_SECONDS = 10.0  # how long a process that ends waits for what is still to be written
@@ -77,6 +78,8 @@ class Remote:
 
     def _read(self, name: str, most: int) -> bytes | None:
         if self._missed.get(name, 0.0) > time.monotonic():
+            return None
+        if self._system is None and self._call(self._opened, "opening it", OPEN_SECONDS) is None:
             return None
         data = self._call(lambda: self._fetch(name, most), f"reading {name}", self.timeout)
         if data is None:

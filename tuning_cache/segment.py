@@ -40,6 +40,8 @@ END = b"fks1 end"
 FAN = 16  # rows that share a part of the fan-out, about
 FAN_MOST = 4096  # more of them are no SHA-256s
 BITS_MOST = 24
+FAN_HELD = 1 << 20  # bytes of a fan-out that are kept in memory, enough for four million rows; a larger one is read
+PAIR = struct.Struct("<II")  # of the fan-out: where a part begins, and the next one
 BLOCK = 1 << 20  # bytes that are read at a time from end to end
 PART_BYTES = 1 << 30  # of records, after which a further file is begun
 HOUR = 3600.0  # how exactly the time of last use is kept
@@ -74,7 +76,7 @@ class Segment:
 
     def __init__(self, path: str | os.PathLike, notes: bool = False):
         self.path = Path(path)
-        self._used = -1
+        self._used, self._fan = -1, b""
         self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.bytes = os.fstat(self._file).st_size
@@ -89,6 +91,9 @@ class Segment:
             self.fan_at = self.rows_at + ROW.size * self.count
             if self.bits > BITS_MOST or self.fan_at + 4 * ((1 << self.bits) + 1) + FOOTER.size != self.bytes:
                 raise SegmentError(f"its footer speaks of {self.count} rows at {self.rows_at}, which do not fit it")
+            fan_bytes = self.bytes - FOOTER.size - self.fan_at
+            if notes and fan_bytes <= FAN_HELD:
+                self._fan = os.pread(self._file, fan_bytes, self.fan_at)
         except BaseException:
             self.close()
             raise
@@ -109,8 +114,11 @@ class Segment:
     # -- one record
     def find(self, address: bytes) -> Record | None:
         """Where the record of an address (32 bytes) lies, if it is here. OSError if the file cannot be read."""
-        fan = os.pread(self._file, 8, self.fan_at + 4 * _part(address, self.bits))
-        first, end = int.from_bytes(fan[:4], "little"), int.from_bytes(fan[4:], "little")
+        part = _part(address, self.bits)
+        if self._fan:
+            first, end = PAIR.unpack_from(self._fan, 4 * part)
+        else:
+            first, end = PAIR.unpack(os.pread(self._file, PAIR.size, self.fan_at + 4 * part).ljust(PAIR.size, b"\0"))
         if not first < end <= self.count or end - first > FAN_MOST:
             return None
         rows = os.pread(self._file, ROW.size * (end - first), self.rows_at + ROW.size * first)
@@ -193,10 +201,12 @@ class Segment:
         """Notes that a record is in use now, to the hour; not where that cannot be written."""
         if self._used < 0:
             return
-        with contextlib.suppress(OSError):
-            hour = int(time.time() // HOUR)
+        hour = int(time.time() // HOUR)
+        try:
             if int.from_bytes(os.pread(self._used, 4, 4 * record.row), "little") < hour:
                 os.pwrite(self._used, hour.to_bytes(4, "little"), 4 * record.row)
+        except OSError:
+            pass
 
     def used(self) -> list[float]:
         """Seconds since 1970 of each row's last use: as noted, or when the file was written."""

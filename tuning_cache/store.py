@@ -19,7 +19,7 @@ import filelock
 
 from flykernels.codeobject import CodeObject, CodeObjectError
 
-from .entry import Entry, EntryError, Key, NewerFormat, Timing, canonical, is_digest
+from .entry import Entry, EntryError, Key, NewerFormat, Timing, canonical, entry_of, is_digest
 from .layer import Found, Layer, grouped
 from .merge import merge
 from .remote import Remote
@@ -101,7 +101,7 @@ class Store:
         first: tuple[Entry | None, Found | None, int] = None, None, 0
         for n, layer in enumerate(self.layers):
             for found in layer.found("entries", key.digest):
-                entry = self._parsed(found)
+                entry = entry_of(found.content, key) or self._parsed(found)
                 if entry is None:
                     continue
                 if not key.same_address(entry.key) or not (any_compiler or key.agrees(entry.key)):

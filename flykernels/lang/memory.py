@@ -79,6 +79,7 @@ class View:
     multiple  for each axis, what its size is known to be a multiple of (default: the size itself, or 1 if a Value)
     zeros     what a load gives outside; False: anything, for tiles whose rows and columns outside nobody looks at
     skipped   for each axis, how many of its first coordinates are not to be touched either (default: none)
+    once      each element is moved but once: caches should give it up first, where the target has such accesses
     """
 
     pointer: object  # of coordinate (0, 0, ...); an LLVM pointer
@@ -92,6 +93,7 @@ class View:
     multiple: tuple = ()
     zeros: bool = True
     skipped: tuple = ()
+    once: bool = False
 
     def __str__(self):
         return f"{self.dtype}{list(self.shape)}:{list(self.stride)} {self.swizzle}"
@@ -187,14 +189,18 @@ class View:
         elementwise: each element of the vector has its own address (a strided or transposed operand)."""
         view, n, bits = self._like(tv), tv.vector.size, _plain(self.dtype)
         checks, plain = view._checks(k, tv, digits), replace(view, dtype=bits)
+        once = view._once(k, tv)
+
+        def fetch(pointer, width, alignment):
+            return once.read(pointer, bits, n) if once and width == n else plain.read(pointer, width, alignment)
 
         def read(inside, pointer, width, alignment):
             if inside is True:
-                return plain.read(pointer, width, alignment)
+                return fetch(pointer, width, alignment)
             zero = constant(0, bits, width)
             if inside is False:
                 return zero
-            found = plain.read(arith.select(inside.ssa, pointer, view.pointer), width, alignment)
+            found = fetch(arith.select(inside.ssa, pointer, view.pointer), width, alignment)
             return select(inside, found, zero) if view.zeros else found
 
         element = view._elements(k, tv, digits, elementwise)
@@ -211,10 +217,11 @@ class View:
         checks = view._checks(k, tv, digits)
         element = view._elements(k, tv, digits, elementwise)
         if not elementwise and _whole(checks):
+            once = view._once(k, tv)
 
             @k.when(_within(checks, 0))
             def _():
-                view.write(element(0), bits, view._alignment(tv))
+                once.write(element(0), bits) if once else view.write(element(0), bits, view._alignment(tv))
         else:
             for i in range(tv.vector.size):
 
@@ -269,6 +276,11 @@ class View:
         llvm.StoreOp(value.ssa, pointer, alignment=alignment)
 
     # -- where, how far, how well aligned
+    def _once(self, k, tv: ThreadValues):
+        """The target's accesses past its caches, where it has those for the layout's vectors."""
+        own, size = getattr(k.target, "once", None), tv.vector.size * self.dtype.bytes
+        return own if self.once and own and size == own.BYTES and self._alignment(tv) % size == 0 else None
+
     def index(self, coord):
         """Element offset of a coordinate (ints, arrays or Values)."""
         parts = (offset_along(n, s, c) for c, n, s in zip(coord, self.shape, self.stride))

@@ -31,9 +31,10 @@ def mlir_type(dtype: DType, width=None):
 
 def constant(x, dtype: DType, width=None) -> Value:
     """A number as a Value; with a width, a vector of that many copies."""
-    attr = (
-        ir.FloatAttr.get(mlir_type(dtype), float(x)) if dtype.is_float else ir.IntegerAttr.get(mlir_type(dtype), int(x))
-    )
+    if dtype.is_float:
+        attr = ir.FloatAttr.get(mlir_type(dtype), float(x))
+    else:  # MLIR's 64 bits have a sign
+        attr = ir.IntegerAttr.get(mlir_type(dtype), int(x) - (1 << 64) if int(x) >> 63 == 1 else int(x))
     if width is not None:
         attr = ir.DenseElementsAttr.get_splat(mlir_type(dtype, width), attr)
     return Value(arith.constant(mlir_type(dtype, width), attr), dtype, width)

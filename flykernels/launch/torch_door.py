@@ -18,6 +18,7 @@ SHIM = (  # each returns an i32 that is 0 on success
     "aoti_torch_get_strides",
     "aoti_torch_get_data_ptr",
     "aoti_torch_empty_strided",
+    "aoti_torch_copy_",
     "aoti_torch_delete_tensor_object",
     "torch_get_num_threads",  # also makes a thread that is new to torch use as many
     "torch_list_size",
@@ -33,6 +34,7 @@ SHIM = (  # each returns an i32 that is 0 on success
 RAISE = "aoti_torch_check"  # (false, function, file, line, message) throws c10::Error: RuntimeError in Python
 TOPK = "_ZN2at3cpu4topkERKNS_6TensorEllbb"  # at::cpu::topk(self, k, dim, largest, sorted)
 TOPK_OUT = "_ZN2at3cpu8topk_outERNS_6TensorES2_RKS1_llbb"  # at::cpu::topk_out(values, indices, self, k, ...)
+TOPK_CUDA, TOPK_OUT_CUDA = (name.replace("3cpu", "4cuda") for name in (TOPK, TOPK_OUT))  # what a GPU's door calls
 LIBC = ("aligned_alloc", "malloc", "free", "memset")
 # resolve: Python's function; slots: where the table's address is kept. The table: its number of slots - 1, then slots.
 # launch: cuLaunchKernel or hipModuleLaunchKernel; rms_norm: ATen's function for the device. A door calls some of these.
@@ -88,6 +90,15 @@ class TopkWords(enum.IntEnum):
     PRIVATE = 4  # bytes of private memory, for each thread
 
 
+class TopkGpuWords(enum.IntEnum):
+    """Who serves a top-k on a GPU, in words of 8 bytes."""
+
+    FUNCTION = 0  # the driver's handle; 0: Python launches
+    WORKGROUP = 1  # threads
+    ROWS = 2  # that a workgroup works on
+    SHARED = 3  # bytes of memory of a workgroup that the launch asks for
+
+
 class RmsWords(enum.IntEnum):
     """Who serves an RMSNorm or its gradient on a GPU, in words of 8 bytes."""
 
@@ -117,7 +128,9 @@ SLOT_WORDS = 8
 EMPTY, ATEN, OURS = 0, 1, 2
 
 # ScalarType's numbers, which are part of serialized files (c10/core/ScalarType.h).
-F16, F32, BF16, I64 = 5, 6, 15, 4
+U8, I8, I16, I32, I64, F16, F32, F64, BF16 = *range(8), 15
+LOG2_BYTES = {U8: 0, I8: 0, I16: 1, I32: 2, I64: 3, F16: 1, F32: 2, F64: 3, BF16: 1}
+FLOATS = (F16, F32, BF16)  # that kernels of RMSNorm take; those of top-k take all
 CPU = 0  # DeviceType's number
 
 LARGEST_BIT, MISALIGNED_BIT, ANY_BIT, ROWS_SHIFT, THREADS_SHIFT = 8, 9, 10, 16, 32

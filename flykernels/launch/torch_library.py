@@ -240,6 +240,32 @@ class TopkDoor(Door):
         self.put_words((width, k, code), state, words, kernel)
 
 
+class GpuTopkDoor(Door):
+    """aten::topk and aten::topk.values below autograd, on a GPU. What a slot leaves to Python is launched by the
+    operators `flykernels::_topk` and `_topk_values`, which take the same arguments. (A stand-in for a GPU, in tests, is
+    the CPU with a launch of its own.)"""
+
+    operators: ClassVar = {"topk": "topk", "topk.values": "topk_values"}
+
+    def __init__(
+        self, code: CodeObject, resolve: Callable, key: str, launch: int, stream: int, original: int,
+        original_out: int, more: Mapping[str, int] | None = None,
+    ):  # fmt: skip
+        """Addresses: of cuLaunchKernel or its like, of `torch_door.STREAM`, of ATen's functions; and, for tests, of
+        others by their names in `torch_door.OUTSIDE`."""
+        given = {"launch": launch, torch_door.STREAM: stream, torch_door.TOPK: original}
+        super().__init__(code, resolve, key, given | {torch_door.TOPK_OUT: original_out} | dict(more or {}))
+
+    def put(
+        self, width: int, k: int, code: int, state: int, function: int = 0, workgroup: int = 0, rows: int = 1,
+        shared: int = 0, keep: Any = None,
+    ) -> None:  # fmt: skip
+        """Who serves calls of this width, k and code (`torch_door.code_of`, with the device's number for threads);
+        OURS without a function: Python's operators."""
+        words = (function, workgroup, rows, shared) if state == OURS else ()
+        self.put_words((width, k, code), state, words, keep)
+
+
 class RmsNormDoor(Door):
     """aten::_fused_rms_norm and its backward below autograd, on a GPU. (A stand-in for one, in tests, is the CPU with
     a launch of its own.)"""

@@ -95,7 +95,8 @@ class ThreadValues:
         drop = lambda m: m._replace(step=0) if m.axis == axis else m
         one = lambda m: Mode(1, axis, 0) if m.axis == axis else m
         tile = tuple(1 if a == axis else t for a, t in enumerate(self.tile))
-        return ThreadValues(tile, tuple(map(drop, self.threads)), one(self.vector), tuple(map(one, self.pieces)))
+        start = tuple(0 if a == axis else s for a, s in enumerate(self.start))
+        return ThreadValues(tile, tuple(map(drop, self.threads)), one(self.vector), tuple(map(one, self.pieces)), start)
 
     # -- to look at
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from .report import run_together
 from .timing import Machine950
@@ -79,6 +80,35 @@ def lines(size: float) -> int:
     return -(-int(size) // LINE) * LINE
 
 
+@dataclass(frozen=True)
+class Round:
+    """Workgroups together on a compute unit; cycles whatever K is, and a K tile; the level that bounds loads."""
+
+    together: int
+    fixed: float
+    each: float
+    bound: str
+
+
+def in_rounds(
+    total: int, at_once: int, depth: float, c: Machine950,
+    rate: Callable[[int, int], tuple[float, str]], cost: Callable[[int, Machine950], tuple[float, float]],
+) -> tuple[float, Round]:  # fmt: skip
+    """(cycles until `total` workgroups of `depth` K tiles have run, `at_once` at a time, the first round). Simulated.
+
+    rate  (first, count) -> what `fill_rate` says while these workgroups run
+    cost  (workgroups on a unit, constants) -> (cycles whatever K is, cycles a K tile)"""
+    cycles, units, seen = 0.0, int(c.units), []
+    for first in range(0, total, at_once):
+        count = min(at_once, total - first)
+        together = -(-count // units)
+        filled, level = rate(first, count)
+        fixed, each = cost(together, replace(c, fill_bytes=round(filled, 1)))
+        cycles += fixed + each * depth
+        seen.append(Round(together, fixed, each, level))
+    return cycles, seen[0]
+
+
 @dataclass
 class GemmEstimate:
     """Simulated time of a GEMM in microseconds and its rate; `fixed` and `each` are cycles a workgroup and a K tile."""
@@ -94,23 +124,19 @@ def estimate(short: Recorder, long: Recorder, depths: tuple[int, int], t: Tiling
     """Time of the whole GEMM from two recordings of one workgroup with `depths` K tiles each: what does not depend on K
     and what each K tile takes. Simulated."""
     rows, columns = t.tiles
-    total, units = rows * columns, int(c.units)
-    seconds, cache = 0.0, {}
-    fixed = each = 0.0
-    bound = ""
-    for first in range(0, total, units):
-        tiles = [(0, *t.order(i, rows, columns)) for i in range(first, min(first + units, total))]
-        depth = lines(t.tile_k * t.element_bytes)
-        rate, level = fill_rate(tiles, first, t.tile_m * depth, t.tile_n * depth, c)
-        key = round(rate, 1)
-        if key not in cache:
-            at = replace(c, fill_bytes=rate)
-            one, two = (run_together(r, 1, at).cycles for r in (short, long))
-            slope = (two - one) / (depths[1] - depths[0])
-            cache[key] = (one - depths[0] * slope, slope)
-        start, slope = cache[key]
-        seconds += (start + slope * t.K / t.tile_k) / (c.clock_ghz * 1e9)
-        if first == 0:
-            fixed, each, bound = start, slope, level
-    seconds += c.launch_us * 1e-6
-    return GemmEstimate(seconds * 1e6, 2 * t.M * t.N * t.K / seconds / 1e12, fixed, each, bound)
+    depth = lines(t.tile_k * t.element_bytes)
+
+    def rate(first: int, count: int) -> tuple[float, str]:
+        tiles = [(0, *t.order(i, rows, columns)) for i in range(first, first + count)]
+        return fill_rate(tiles, first, t.tile_m * depth, t.tile_n * depth, c)
+
+    @cache
+    def cost(together: int, at: Machine950) -> tuple[float, float]:
+        one, two = (run_together(r, together, at).cycles for r in (short, long))
+        slope = (two - one) / (depths[1] - depths[0])
+        return one - depths[0] * slope, slope
+
+    cycles, start = in_rounds(rows * columns, int(c.units), t.K / t.tile_k, c, rate, cost)
+    seconds = cycles / (c.clock_ghz * 1e9) + c.launch_us * 1e-6
+    tflops = 2 * t.M * t.N * t.K / seconds / 1e12
+    return GemmEstimate(seconds * 1e6, tflops, start.fixed, start.each, start.bound)

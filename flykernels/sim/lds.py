@@ -137,7 +137,8 @@ class Site:
             known = self.known.get(g.key)
             if known is not None and known.raw == raw.tobytes():
                 return known
-        at = spread(raw, g.n).astype(np.int64) + self.offset
+        # 32-bit sums: a base below 0 is fine where the offset brings it back (LLVM folds so from gfx7 on)
+        at = (spread(raw, g.n) + U32(self.offset)).astype(np.int64)
         count = len(m.collector.found)
         at, mask = _checked(self.instruction, m, g, at, self.size, self.align)
         made = Place(g, at, mask, self.size, m.granule, m.races, m.lds_stride)

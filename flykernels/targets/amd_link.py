@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..mlir import PassManager, gpu, ir
 
+TRIPLE = "amdgcn-amd-amdhsa"  # of the targets that assembly names
 LLD_VERSIONS = range(30, 16, -1)  # names that distributions give it; gfx950 needs 17 or newer
 
 
@@ -53,11 +54,22 @@ def find_triton():
     """(assemble, link) of Triton's AMD back end, or None."""
     try:
         compiler = importlib.import_module("triton.backends.amd.compiler")
-        native = importlib.import_module("triton._C.libtriton").amd
-        assemble = getattr(compiler, "assemble_amdgcn", None) or native.assemble_amdgcn  # the latter before 3.9
-        return assemble, native.link_hsaco
+        library = importlib.import_module("triton._C.libtriton")
+        link_files, own = library.amd.link_hsaco, getattr(compiler, "assemble_amdgcn", None)
+        return own or _before_3_9(library), link_files
     except (ImportError, AttributeError):
         return None
+
+
+def _before_3_9(library):
+    """The assembler of older Tritons: it knows no target before it is told to, and wants another name of the system."""
+    assemble, init = library.amd.assemble_amdgcn, library.llvm.init_targets
+
+    def assemble_named(text: str, arch: str, features: str) -> bytes:
+        init()
+        return assemble(text.replace(f"{TRIPLE}-unknown-{arch}", f"{TRIPLE}--{arch}"), arch, features)
+
+    return assemble_named
 
 
 def linker() -> str:
@@ -93,6 +105,8 @@ def with_triton(text: str, arch: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         relocatable, linked = Path(folder, "kernel.o"), Path(folder, "kernel.hsaco")
         relocatable.write_bytes(assemble(text, arch, ""))
+        if not relocatable.stat().st_size:
+            raise RuntimeError(f"Triton's assembler refused the assembly of a {arch} kernel; standard error says why")
         link_files(str(relocatable), str(linked))
         return linked.read_bytes()
 

@@ -91,6 +91,7 @@ class Gfx950(Gpu):
     vector_bytes, banks = limits.vector_bytes, limits.banks
     held_bytes = 128  # registers a thread may give to one held row, in bytes
     scopes = MappingProxyType({"workgroup": "workgroup", "device": "agent"})  # LLVM's names
+    rereads = False  # an element that registers hold is not read from memory again: loads are of 16 bytes
     packed_nan_maximum = ()
     packed_maximum = (f16,)  # types of which one instruction compares two pairs, NaN or not
 

@@ -21,7 +21,7 @@ from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type, vector_of
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
-from . import sm90a_fp4
+from . import sm90a_fp4, sm90a_once
 from .gpu import Clock, Gpu, GpuLimits
 
 
@@ -55,6 +55,8 @@ class Sm90a(Gpu):
     scopes = MappingProxyType({"workgroup": "block", "device": "device"})  # LLVM's names
     packed_maximum = (bf16, f16)  # types of which one instruction compares two pairs, NaN or not
     packed_nan_maximum = packed_maximum  # those of which one instruction gives the greater of two pairs, or NaN
+    rereads = True  # what a cache beside the unit holds comes sooner than a walk through selects (measured in top-k)
+    once = sm90a_once  # accesses to what is moved but once
     publishes_alone = True  # fences are cumulative over what a barrier ordered before them (PTX ISA, memory model)
 
     # mma.sync.m16n8k16: lane = 4 * row + pair of columns
@@ -165,9 +167,9 @@ class Sm90a(Gpu):
         return Value(got, i32)
 
     def small_floats(self, x: Value, factor: Value, dtype: DType) -> Value | None:
-        """x times a power of two -> words of FP8 codes, two an instruction (it saturates); bf16 to FP4 by arithmetic on
-        pairs of 16 bits. See lang.microscaling.words."""
-        if dtype == f4e2m1 and factor.dtype == bf16 and x.width % 8 == 0:
+        """x times a power of two -> words of FP8 codes, two an instruction (it saturates); bf16 and f16 to FP4 by
+        arithmetic on pairs of 16 bits. See lang.microscaling.words."""
+        if dtype == f4e2m1 and (x.dtype, factor.dtype) in sm90a_fp4.TAKEN and x.width % 8 == 0:
             return sm90a_fp4.along(x, factor)
         x = x * factor if factor.dtype == bf16 else x.to(f32) * factor  # of bf16 two an instruction, and exact
         kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
@@ -175,10 +177,10 @@ class Sm90a(Gpu):
 
     def small_floats_down(self, rows: list[Value], factors: Value, dtype: DType) -> Iterable[Value] | None:
         """See lang.microscaling.words_down; bf16 is scaled before columns are taken out of the rows' registers."""
+        if dtype == f4e2m1 and (rows[0].dtype, factors.dtype) in sm90a_fp4.TAKEN and len(rows) == 8:
+            return sm90a_fp4.down(rows, factors)
         if factors.dtype != bf16:
             return None
-        if dtype == f4e2m1 and len(rows) == 8:
-            return sm90a_fp4.down(rows, factors)
         rows = [r * factors for r in rows]
         kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
         column = lambda c: vector_of([r[c] for r in rows])

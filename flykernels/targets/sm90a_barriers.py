@@ -71,10 +71,12 @@ class Position:
         """parity 0 for those who wait for data, 1 for those who wait for room (there is at first)."""
         return Position(constant(0, i32), constant(parity, i32), stages)
 
-    def next(self) -> Position:
-        after = self.stage + 1
-        wraps = after.equals(self.stages)
-        return Position(select(wraps, 0, after), select(wraps, self.parity ^ 1, self.parity), self.stages)
+    def next(self, step: int = 1) -> Position:
+        """`step` stages on; for those who take every step-th stage, of a multiple of `step`."""
+        after = self.stage + step
+        wraps = after.equals(self.stages) if step == 1 else after >= self.stages
+        begin = 0 if step == 1 else after - self.stages
+        return Position(select(wraps, begin, after), select(wraps, self.parity ^ 1, self.parity), self.stages)
 
     @property
     def carried(self) -> tuple[Value, Value]:
@@ -123,6 +125,16 @@ def cluster_barrier(ordered: bool = False) -> None:
     """All threads of all workgroups of the cluster that have not ended meet. ordered: and see what the others have
     written; else it orders no memory but initialised mbarriers (`fence_init`)."""
     nvvm("cluster.arrive" if ordered else "cluster.arrive.relaxed")
+    cluster_wait()
+
+
+def cluster_arrive() -> None:
+    """Counts this thread as come to the next `cluster_barrier`, and goes on. `cluster_wait` must follow."""
+    nvvm("cluster.arrive.relaxed")
+
+
+def cluster_wait() -> None:
+    """Until all threads of the cluster that have not ended have arrived."""
     nvvm("cluster.wait")
 
 

@@ -1,24 +1,26 @@
-"""bf16 to FP4 (e2m1) on sm_90a, which has no instruction for it: arithmetic on two numbers a register.
+"""bf16 and f16 to FP4 (e2m1) on sm_90a, which has no instruction for it: arithmetic on two numbers a register.
 
 A code's three bits below the sign, as a number, are a concave function of the magnitude y, three straight pieces of it:
-2y up to 2, y + 2 up to 4, y / 2 + 4 beyond; so the least of the three lines, rounded. Added to 128, a line is rounded
-to nearest, ties to even, by the very multiply-add that computes it, and the last bits of the bf16 are the code: three
-multiply-adds and a least of three for two numbers. The third line is laid flatter, 5 + FLAT * y: at 5, where the code
-changes, it meets the tie, and at 8 it is still below the next one, so that what lies between the largest number, 6, and
-8 needs no clamp.
+2y up to 2, y + 2 up to 4, y / 2 + 4 beyond; so the least of the three lines, rounded. Added to 128 (f16: 1024), a line
+is rounded to nearest, ties to even, by the very multiply-add that computes it, and the last bits of the sum are the
+code: three multiply-adds and a least of three for two numbers. The third line is laid flatter, 5 + FLAT * y: at 5,
+where the code changes, it meets the tie, and at 8 it is still below the next one, so that what lies between the largest
+number, 6, and 8 needs no clamp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..dtypes import bf16, i16, i32
+from ..dtypes import DType, bf16, f16, f32, i16, i32
 from ..lang.values import Value, constant, fma, minimum, mlir_type, vector_of
 from ..mlir import intrinsic
 
+TAKEN = ((bf16, bf16), (f16, f32))  # types of (numbers, factors)
 MAGNITUDES = 0x7FFF7FFF  # of two bf16
-FLAT = 153 / 512  # 5 * FLAT <= 1.5 < (5 + 2^-5) * FLAT, and 8 * FLAT < 2.5; 2^-5: bf16's step there
-BASE = 128  # from here on bf16 steps by 1
+FLAT = {bf16: 153 / 512, f16: 307 / 1024}  # 5 * FLAT <= 1.5 < (5 + step) * FLAT, the step at 5; 8 * FLAT < 2.5
+BASE = {bf16: 128, f16: 1024}  # from here on the type steps by 1
+F32_BIAS, F32_MANTISSA, F16_BIAS, F16_MANTISSA = 127, 23, 15, 10
 SIGN, EVEN = 0x08080808, 0x0F0F0F0F  # in bytes with a code each: its sign; all of it
 # What prmt makes of eight bytes, those of two registers: the lowest of each half of both, first halves first; all bits
 # of such a byte the sign of a half; the first halves of both; the second halves.
@@ -26,9 +28,10 @@ CODES, SIGNS, FIRSTS, SECONDS = 0x6240, 0xFBD9, 0x5410, 0x7632
 
 
 def along(x: Value, factor: Value) -> Value:
-    """x (bf16 vector, a multiple of 8) times factor (results below 8) -> i32 words of 8 codes, the first lowest."""
-    found = []
-    y = [pair * factor for pair in _pairs(x)]
+    """x (a vector of bf16 or f16, a multiple of 8) times factor (results below 8) -> i32 words of 8 codes, the first
+    lowest. The factor of bf16 is bf16, of f16 f32: a power of two."""
+    found, factors = [], _factors(factor)
+    y = [_times(pair, factors) for pair in _pairs(x)]
     for i in range(0, len(y), 4):
         low, high = _four(y[i : i + 2]), _four(y[i + 2 : i + 4])
         found.append((_bytes(low, high, SECONDS) << 4) + _bytes(low, high, FIRSTS))
@@ -36,12 +39,33 @@ def along(x: Value, factor: Value) -> Value:
 
 
 def down(rows: list[Value], factors: Value) -> Iterator[Value]:
-    """8 rows (bf16 vectors of an even width) times factors -> for each column a word of codes, first row lowest."""
-    for factor, *numbers in zip(_pairs(factors), *map(_pairs, rows), strict=True):
-        x = [pair * factor for pair in numbers]
+    """8 rows (vectors of bf16 or f16 of an even width) times factors -> for each column a word of codes, first row
+    lowest."""
+    of_columns = list(zip(*(_pairs(f) for f in _factors(factors)), strict=True))
+    for factor, *numbers in zip(of_columns, *map(_pairs, rows), strict=True):
+        x = [_times(pair, factor) for pair in numbers]
         # (what a NaN leaves in a byte beside its code ends here)
         low, high = (_four(four[::2]) & EVEN | (_four(four[1::2]) << 4) & ~EVEN for four in (x[:4], x[4:]))
         yield from (_bytes(low, high, FIRSTS), _bytes(low, high, SECONDS))
+
+
+def _factors(factor: Value) -> list[Value]:
+    """Factors that one after the other make up `factor`: of f16, whose numbers end at 2^16, two.
+
+    Larger ones than both hold are for blocks of zeros only. What a product below f16's normal numbers loses lies far
+    below the least number that has a code."""
+    if factor.dtype == bf16:
+        return [factor]
+    exponent = (factor.bitcast(i32, factor.width) >> F32_MANTISSA) - F32_BIAS
+    first = minimum(exponent, F16_BIAS)
+    as_f16 = lambda e: ((e + F16_BIAS) << F16_MANTISSA).to(i16).bitcast(f16, factor.width)
+    return [as_f16(first), as_f16(minimum(exponent - first, F16_BIAS))]
+
+
+def _times(x: Value, factors) -> Value:
+    for factor in factors:
+        x = x * factor
+    return x
 
 
 def _pairs(x: Value) -> list[Value]:
@@ -56,10 +80,11 @@ def _four(x: list[Value]) -> Value:
 
 def _magnitudes(x: Value) -> Value:
     """Two numbers -> the low bits of the halves are their codes without signs."""
-    size = (x.bitcast(i32) & MAGNITUDES).bitcast(bf16, 2)
+    kind: DType = x.dtype
+    size = (x.bitcast(i32) & MAGNITUDES).bitcast(kind, 2)
     lines = [
-        fma(size, slope, constant(BASE + start, bf16)).bitcast(i16, 2)
-        for slope, start in ((2.0, 0), (1.0, 2), (FLAT, 5))
+        fma(size, slope, constant(BASE[kind] + start, kind)).bitcast(i16, 2)
+        for slope, start in ((2.0, 0), (1.0, 2), (FLAT[kind], 5))
     ]
     return minimum(minimum(lines[0], lines[1]), lines[2]).bitcast(i32)
 

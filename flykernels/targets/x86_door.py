@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..codeobject import CodeObject
@@ -20,6 +21,7 @@ from ..mlir import ExecutionEngine, PassManager, ir
 from .x86 import LOWER
 
 PERSONALITY = "attributes {personality = @__gxx_personality_v0}"  # of a function that exceptions pass through
+TYPES_MOST, NO_TYPE = 16, 15  # ScalarType's numbers below it may be taken; what marks one that is not
 _numbers = itertools.count()
 
 
@@ -86,6 +88,17 @@ def put(value: str, base: str, index: int | str, kind: str = "i64") -> str:
     llvm.store {value}, %_p{n} : {kind}, !llvm.ptr"""
 
 
+def take(base: str, kind: str = "i64", **words: int) -> str:
+    """%name = the word of that number behind a pointer, each."""
+    return "".join(word(f"%{name}", base, int(index), kind) for name, index in words.items())
+
+
+def fill(base: str, words: Mapping[int, str]) -> str:
+    """Puts values where these numbers say; a value of another type than i64 says so: "%a: !llvm.ptr"."""
+    pairs = ((index, *value.split(": ")) for index, value in words.items())
+    return "".join(put(value, base, int(index), *kind) for index, value, *kind in pairs)
+
+
 # What may be asked of a tensor: the function, and whether the answer is 4 bytes or 8, or a pointer.
 QUESTIONS = {
     "nd": ("aoti_torch_get_dim", "i64"),
@@ -130,17 +143,35 @@ def fold(what: str, result: str, *values: str, kind: str = "i1") -> str:
     return text
 
 
-def is_float(result: str, scalar_type: str) -> str:
-    """result = whether a scalar type is one of those that kernels take."""
-    n, text = next(_numbers), ""
-    for number in (door.F16, door.F32, door.BF16):
-        text += f"\n    %_k{n}_{number} = llvm.mlir.constant({number} : i64) : i64"
-        text += f'\n    %_q{n}_{number} = llvm.icmp "eq" {scalar_type}, %_k{n}_{number} : i64'
-    return text + fold("or", result, *(f"%_q{n}_{number}" for number in (door.F16, door.F32, door.BF16)))
+def all_of(result: str, *conditions: str) -> str:
+    """result = whether all of them hold: an i1 each, or a comparison of i64: "%a sle %b"."""
+    text, flags = "", []
+    for condition in conditions:
+        flag = condition
+        if " " in condition:
+            (a, what, b), flag = condition.split(), f"%_c{next(_numbers)}"
+            text += f'\n    {flag} = llvm.icmp "{what}" {a}, {b} : i64'
+        flags.append(flag)
+    return text + fold("and", result, *flags)
+
+
+def element(name: str, scalar_type: str, types: Iterable[int]) -> str:
+    """%NAMEtyped: whether a scalar type is one of these; %NAMEshift: log2 of its bytes. By a table of 4 bits a type."""
+    known = sum((door.LOG2_BYTES[t] if t in set(types) else NO_TYPE) << 4 * t for t in range(TYPES_MOST))
+    t = f"%{name}_t"
+    return f"""
+    {constants(**{f"{name}_known": known, f"{name}_most": TYPES_MOST, f"{name}_low": NO_TYPE, f"{name}_two": 2})}
+    {t}0 = llvm.and {scalar_type}, %{name}_low : i64
+    {t}1 = llvm.shl {t}0, %{name}_two : i64
+    {t}2 = llvm.lshr %{name}_known, {t}1 : i64
+    %{name}shift = llvm.and {t}2, %{name}_low : i64
+    {all_of(f"%{name}typed", f"{scalar_type} ult %{name}_most", f"%{name}shift ne %{name}_low")}"""
 
 
 def constants(**values: int) -> str:
-    return "".join(f"\n    %{name} = llvm.mlir.constant({value} : i64) : i64" for name, value in values.items())
+    """%name = value, of 64 bits with a sign or without."""
+    signed = {name: value - 2**64 if value >= 2**63 else value for name, value in values.items()}
+    return "".join(f"\n    %{name} = llvm.mlir.constant({value} : i64) : i64" for name, value in signed.items())
 
 
 def room(*names: str) -> str:
@@ -170,7 +201,7 @@ module {{
 def find() -> str:
     """find(width, k, code, rows, said): the words of who serves a call; null: ATen does. width, k, code: the slot's
     key. said: where a message is left that the call is to fail with, else null."""
-    c0, c1, c2 = (m - 2**64 if m >= 2**63 else m for m in door.MULTIPLIERS)
+    c0, c1, c2 = door.MULTIPLIERS
     return f"""
   llvm.func internal @find(%width: i64, %k: i64, %code: i64, %rows: i64, %said: !llvm.ptr) -> !llvm.ptr {{
     {constants(zero=0, one=1, m0=c0, m1=c1, m2=c2, down=door.HASH_SHIFT, probes=door.PROBES, words=door.SLOT_WORDS)}
@@ -240,3 +271,93 @@ def say(message: str, normal: str, unwind: str) -> str:
     %_line{n} = llvm.mlir.constant(0 : i32) : i32
     {invoke(door.RAISE, f"%_never{n}: i8, %_where{n}: !llvm.ptr, %_where{n}: !llvm.ptr, %_line{n}: i32, "
              f"{message}: !llvm.ptr", normal, unwind)}"""  # fmt: skip
+
+
+def served(key: str, ours: str, otherwise: str, unwind: str = "^unwind") -> str:
+    """Looks a call up, by "%width, %k, %code, %rows": to block `ours` with its %slot, or to `otherwise`; a message that
+    it is to fail with is thrown. Takes %null, and the word %said that holds it."""
+    return f"""
+    %slot = llvm.call @find({key}, %said) : (i64, i64, i64, i64, !llvm.ptr) -> !llvm.ptr
+    %served = llvm.icmp "ne" %slot, %null : !llvm.ptr
+    llvm.cond_br %served, {ours}, ^not_ours
+  ^not_ours:
+    %message = llvm.load %said : !llvm.ptr -> !llvm.ptr
+    %fails = llvm.icmp "ne" %message, %null : !llvm.ptr
+    llvm.cond_br %fails, ^fail, {otherwise}
+  ^fail:
+    {say("%message", otherwise, unwind)}"""
+
+
+def fresh(name: str, layout: str, device: str, failed: str) -> str:
+    """%NAME: a new tensor, and %NAME_at: its address (i64); goes on in a block of its own. layout: "%rank, %sizes,
+    %strides, %scalar_type"; device: "%type, %number", the last three of 32 bits. Takes %fine and room for NAME_ and
+    NAMEat_."""
+    rank, sizes, strides, kind = layout.split(", ")
+    arguments = f"{rank}: i64, {sizes}: !llvm.ptr, {strides}: !llvm.ptr, {kind}: i32"
+    arguments += "".join(f", {d}: i32" for d in device.split(", "))
+    return f"""
+    {call(f"%{name}_r", "aoti_torch_empty_strided", f"{arguments}, %{name}_: !llvm.ptr")}
+    %{name}_got = llvm.icmp "eq" %{name}_r, %fine : i32
+    llvm.cond_br %{name}_got, ^{name}_made, {failed}
+  ^{name}_made:
+    %{name} = llvm.load %{name}_ : !llvm.ptr -> !llvm.ptr
+    {call(f"%{name}_r2", "aoti_torch_get_data_ptr", f"%{name}: !llvm.ptr, %{name}at_: !llvm.ptr")}
+    %{name}_at = llvm.load %{name}at_ : !llvm.ptr -> i64"""
+
+
+def room_for_fresh(*names: str) -> str:
+    """What `fresh` wants: for a function's first block."""
+    return room(*(f"{name}{end}" for name in names for end in ("_", "at_")))
+
+
+def dropped(*handles: str) -> str:
+    """Gives tensors back."""
+    return "".join(call(f"%_d{next(_numbers)}", "aoti_torch_delete_tensor_object", f"{h}: !llvm.ptr") for h in handles)
+
+
+def boxed(name: str, *places: int) -> str:
+    """%NAME0, %NAME1: handles of the tensors that C++ returned in these words of %both; std::tuple's last one is first.
+    Takes %eight."""
+    return "".join(
+        call(f"%{name}{n}", "malloc", "%eight: i64", "!llvm.ptr")
+        + word(f"%{name}_{n}", "%both", place)
+        + put(f"%{name}_{n}", f"%{name}{n}", 0)
+        for n, place in enumerate(places)
+    )
+
+
+def unwinding(released: str) -> str:
+    """^unwind: what was held is released, and the exception goes on."""
+    return f"""
+  ^unwind:
+    %exception = llvm.landingpad cleanup : !llvm.struct<(ptr, i32)>
+    {released}
+    llvm.resume %exception : !llvm.struct<(ptr, i32)>"""
+
+
+def strings(**named: str) -> str:
+    """Globals of a module: C strings, @NAME."""
+    return "".join(
+        f'\n  llvm.mlir.global internal constant @{name}("{text}\\00") {{addr_space = 0 : i32}}'
+        for name, text in named.items()
+    )
+
+
+def pythons(operator: str) -> str:
+    """^python: the operator of Python's that a string names takes over the stack. Strings @overload and @failed are
+    what it is asked for with, and what is said if it fails. Takes %fine."""
+    return f"""
+  ^python:
+    %op = llvm.mlir.addressof @{operator} : !llvm.ptr
+    %over = llvm.mlir.addressof @overload : !llvm.ptr
+    {call("%p0", "aoti_torch_call_dispatcher", "%op: !llvm.ptr, %over: !llvm.ptr, %stack: !llvm.ptr")}
+    %went = llvm.icmp "eq" %p0, %fine : i32
+    llvm.cond_br %went, ^gone, ^lost
+  ^lost:
+    %sorry = llvm.mlir.addressof @failed : !llvm.ptr
+    {say("%sorry", "^gone", "^unwind_only")}
+  ^gone:
+    llvm.return
+  ^unwind_only:
+    %exception2 = llvm.landingpad cleanup : !llvm.struct<(ptr, i32)>
+    llvm.resume %exception2 : !llvm.struct<(ptr, i32)>"""

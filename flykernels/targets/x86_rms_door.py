@@ -16,6 +16,7 @@ from __future__ import annotations
 from ..codeobject import CodeObject
 from . import x86_rms_tensors as tensors
 from .x86_door import compile_door, find, module
+from .x86_door_axes import collapse
 from .x86_rms_backward import backward, names
 from .x86_rms_forward import forward
 from .x86_rms_launch import gpu, host
@@ -26,14 +27,14 @@ _TENSORS = (tensors.rows, tensors.weight, tensors.statistics, tensors.same, tens
 
 def build(device_type: int) -> CodeObject:
     """The door for a GPU's tensors, of a device type by DeviceType's number (c10/core/DeviceType.h)."""
-    functions = [names(), find(), *(f() for f in _TENSORS), gpu(device_type)]
+    functions = [names(), find(), collapse(), *(f() for f in _TENSORS), gpu(device_type)]
     functions += [forward(FORWARD, "fused", device_type, gpu=True), backward(BACKWARD, device_type, gpu=True)]
     return compile_door("rms_norm", module("rms_norm", *functions), FORWARD)
 
 
 def build_host(device_type: int) -> CodeObject:
     """The door for the CPU's tensors."""
-    functions = [names(), find(), *(f() for f in _TENSORS), host()]
+    functions = [names(), find(), collapse(), *(f() for f in _TENSORS), host()]
     for entry, level in ((FORWARD, "fused"), (COMPOSED, "composed"), (AUTOGRAD, "autograd")):
         functions.append(forward(entry, level, device_type, gpu=False))
     functions.append(backward(BACKWARD, device_type, gpu=False))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import enum
 
 from ..launch import torch_door as door
-from .x86_door import ask, call, constants, fold, is_float, put, room, room_to_ask, word
+from .x86_door import all_of, ask, call, constants, element, fill, room, room_to_ask, take, word
+from .x86_door_axes import collapsed, dense
 
 
 class Word(enum.IntEnum):
@@ -31,126 +32,69 @@ CALL_WORDS = 12
 
 def rows() -> str:
     """norm_rows(x, shape, call): 1 if kernels may be asked, and then call is filled in."""
+    named = f"""
+    %j = llvm.sub %i, %outer : i64
+    {call("%r6", "torch_list_get_item", "%list: !llvm.ptr, %j: i64, %item_: !llvm.ptr")}
+    %w = llvm.load %item_ : !llvm.ptr -> i64"""
     return f"""
   llvm.func internal @norm_rows(%h: !llvm.ptr, %list: !llvm.ptr, %call: !llvm.ptr) -> i1 {{
     {room_to_ask("x", "nd", "dt", "sz", "st", "dev")}
     {room_to_ask("a", "at")}
     {room("n_", "item_")}
-    {constants(zero=0, one=1, two=2, f32=door.F32, rank_most=door.DIMENSIONS_MOST)}
+    {constants(zero=0, one=1, three=3, rank_most=door.DIMENSIONS_MOST)}
+    %outer_ = llvm.alloca %three x i64 : (i64) -> !llvm.ptr
     {ask("%h", "x", "nd", "dt", "sz", "st", "dev")}
     {call("%r5", "torch_list_size", "%list: !llvm.ptr, %n_: !llvm.ptr")}
-    llvm.cond_br %xread, ^type, ^no
-  ^type:
+    {element("x", "%xdt", door.FLOATS)}
     %n = llvm.load %n_ : !llvm.ptr -> i64
-    {is_float("%typed", "%xdt")}
-    %some = llvm.icmp "sge" %n, %one : i64
-    %within = llvm.icmp "sle" %n, %xnd : i64
-    %few = llvm.icmp "sle" %xnd, %rank_most : i64
-    {fold("and", "%a", "%typed", "%some", "%within", "%few")}
+    {all_of("%a", "%xread", "%xtyped", "%n sge %one", "%n sle %xnd", "%xnd sle %rank_most")}
     %outer = llvm.sub %xnd, %n : i64
-    llvm.cond_br %a, ^inner(%xnd, %one : i64, i64), ^no
-  ^inner(%above: i64, %width: i64):
-    %more = llvm.icmp "sgt" %above, %outer : i64
-    llvm.cond_br %more, ^row_axis, ^axis(%outer, %one, %width, %zero : i64, i64, i64, i64)
-  ^row_axis:
-    %i = llvm.sub %above, %one : i64
-    {word("%s", "%xsz", "%i")}
-    {word("%t", "%xst", "%i")}
-    %j = llvm.sub %i, %outer : i64
-    {call("%r6", "torch_list_get_item", "%list: !llvm.ptr, %j: i64, %item_: !llvm.ptr")}
-    %item = llvm.load %item_ : !llvm.ptr -> i64
-    %named = llvm.icmp "eq" %item, %s : i64
-    %single = llvm.icmp "eq" %s, %one : i64
-    %follows = llvm.icmp "eq" %t, %width : i64
-    %lies = llvm.or %single, %follows : i1
-    %any = llvm.icmp "sge" %s, %one : i64
-    {fold("and", "%b", "%named", "%lies", "%any")}
-    %width2 = llvm.mul %width, %s : i64
-    llvm.cond_br %b, ^inner(%i, %width2 : i64, i64), ^no
-  ^axis(%above2: i64, %rows: i64, %stride: i64, %next: i64):
-    %more2 = llvm.icmp "sgt" %above2, %zero : i64
-    llvm.cond_br %more2, ^size, ^all
-  ^size:
-    %i2 = llvm.sub %above2, %one : i64
-    {word("%s2", "%xsz", "%i2")}
-    {word("%t2", "%xst", "%i2")}
-    %single2 = llvm.icmp "eq" %s2, %one : i64
-    llvm.cond_br %single2, ^axis(%i2, %rows, %stride, %next : i64, i64, i64, i64), ^several
-  ^several:
-    %first = llvm.icmp "eq" %rows, %one : i64
-    %follows2 = llvm.icmp "eq" %t2, %next : i64
-    %fits = llvm.or %first, %follows2 : i1
-    %apart = llvm.icmp "sge" %t2, %width : i64
-    %any2 = llvm.icmp "sgt" %s2, %zero : i64
-    {fold("and", "%c", "%fits", "%apart", "%any2")}
-    %stride2 = llvm.select %first, %t2, %stride : i1, i64
-    %next2 = llvm.mul %t2, %s2 : i64
-    %rows2 = llvm.mul %rows, %s2 : i64
-    llvm.cond_br %c, ^axis(%i2, %rows2, %stride2, %next2 : i64, i64, i64, i64), ^no
-  ^all:
-    {ask("%h", "a", "at")}
-    llvm.cond_br %aread, ^fill, ^no
-  ^fill:
-    %is32 = llvm.icmp "eq" %xdt, %f32 : i64
-    %shift = llvm.select %is32, %two, %one : i1, i64
-    %row_bytes = llvm.shl %stride, %shift : i64
+    llvm.cond_br %a, ^axis(%xnd, %one : i64, i64), ^no
+    {dense("%xsz", "%xst", "^rows", "^no", named, "%s sge %one", end="%outer")}
+  ^rows:
+    {collapsed("%even", "%xsz, %xst", "%zero", "%outer", "%outer_")}
+    {take("%outer_", rows=0, apart=1)}
     %alone = llvm.icmp "eq" %rows, %one : i64
+    %stride = llvm.select %alone, %next, %apart : i1, i64
+    {all_of("%b", "%even", "%stride sge %next")}
+    {ask("%h", "a", "at")}
+    {all_of("%good_rows", "%b", "%aread")}
+    llvm.cond_br %good_rows, ^fill, ^no
+  ^fill:
+    %row_bytes = llvm.shl %stride, %xshift : i64
     %matters = llvm.select %alone, %zero, %row_bytes : i1, i64
     %low = llvm.or %aat, %matters : i64
-    {put("%aat", "%call", Word.ADDRESS.value)}
-    {put("%rows", "%call", Word.ROWS.value)}
-    {put("%width", "%call", Word.WIDTH.value)}
-    {put("%stride", "%call", Word.STRIDE.value)}
-    {put("%xnd", "%call", Word.RANK.value)}
-    {put("%xsz", "%call", Word.SIZES.value, "!llvm.ptr")}
-    {put("%xdt", "%call", Word.TYPE.value)}
-    {put("%n", "%call", Word.AXES.value)}
-    {put("%xdev", "%call", Word.DEVICE.value)}
-    {put("%low", "%call", Word.LOW.value)}
+    {fill("%call", {
+        Word.ADDRESS: "%aat", Word.ROWS: "%rows", Word.WIDTH: "%next", Word.STRIDE: "%stride", Word.RANK: "%xnd",
+        Word.SIZES: "%xsz: !llvm.ptr", Word.TYPE: "%xdt", Word.AXES: "%n", Word.DEVICE: "%xdev", Word.LOW: "%low",
+    })}
     %yes = llvm.mlir.constant(true) : i1
     llvm.return %yes : i1
   ^no:
     %false = llvm.mlir.constant(false) : i1
     llvm.return %false : i1
-  }}"""
+  }}"""  # fmt: skip
 
 
 def weight() -> str:
     """norm_weight(weight, call, device type, at): its scalar type if it is a dense weight of the call's rows on x's
     device, else -1; at = its address."""
+    of_x = f"""
+    %xi = llvm.add %i, %outer : i64
+    {word("%w", "%xsz", "%xi")}"""
     return f"""
   llvm.func internal @norm_weight(%h: !llvm.ptr, %call: !llvm.ptr, %type: i64, %at_: !llvm.ptr) -> i64 {{
     {room_to_ask("w", "nd", "dt", "sz", "st", "dev", "kind")}
     {room_to_ask("a", "at")}
     {constants(zero=0, one=1, minus=-1)}
     {ask("%h", "w", "nd", "dt", "sz", "st", "dev", "kind")}
-    {word("%rank", "%call", Word.RANK.value)}
-    {word("%xsz", "%call", Word.SIZES.value, "!llvm.ptr")}
-    {word("%axes", "%call", Word.AXES.value)}
-    {word("%xdev", "%call", Word.DEVICE.value)}
-    {is_float("%typed", "%wdt")}
-    %q0 = llvm.icmp "eq" %wnd, %axes : i64
-    %q1 = llvm.icmp "eq" %wdev, %xdev : i64
-    %q2 = llvm.icmp "eq" %wkind, %type : i64
-    {fold("and", "%q", "%wread", "%typed", "%q0", "%q1", "%q2")}
+    {take("%call", rank=Word.RANK, axes=Word.AXES, xdev=Word.DEVICE)}
+    {take("%call", "!llvm.ptr", xsz=Word.SIZES)}
+    {element("w", "%wdt", door.FLOATS)}
+    {all_of("%q", "%wread", "%wtyped", "%wnd eq %axes", "%wdev eq %xdev", "%wkind eq %type")}
     %outer = llvm.sub %rank, %axes : i64
     llvm.cond_br %q, ^axis(%wnd, %one : i64, i64), ^no
-  ^axis(%above: i64, %next: i64):
-    %more = llvm.icmp "sgt" %above, %zero : i64
-    llvm.cond_br %more, ^size, ^address
-  ^size:
-    %i = llvm.sub %above, %one : i64
-    %xi = llvm.add %i, %outer : i64
-    {word("%s", "%wsz", "%i")}
-    {word("%t", "%wst", "%i")}
-    {word("%xs", "%xsz", "%xi")}
-    %same = llvm.icmp "eq" %s, %xs : i64
-    %single = llvm.icmp "eq" %s, %one : i64
-    %follows = llvm.icmp "eq" %t, %next : i64
-    %lies = llvm.or %single, %follows : i1
-    %good = llvm.and %same, %lies : i1
-    %next2 = llvm.mul %next, %s : i64
-    llvm.cond_br %good, ^axis(%i, %next2 : i64, i64), ^no
+    {dense("%wsz", "%wst", "^address", "^no", of_x)}
   ^address:
     {ask("%h", "a", "at")}
     llvm.store %aat, %at_ : i64, !llvm.ptr
@@ -172,31 +116,15 @@ def statistics() -> str:
     {constants(zero=0, one=1, f32=door.F32)}
     %false = llvm.mlir.constant(false) : i1
     {ask("%h", "r", "nd", "dt", "sz", "st", "dev", "kind")}
-    {word("%rows", "%call", Word.ROWS.value)}
-    {word("%xdev", "%call", Word.DEVICE.value)}
-    %q0 = llvm.icmp "eq" %rdt, %f32 : i64
-    %q1 = llvm.icmp "eq" %rdev, %xdev : i64
-    %q2 = llvm.icmp "eq" %rkind, %type : i64
-    {fold("and", "%q", "%rread", "%q0", "%q1", "%q2")}
+    {take("%call", rows=Word.ROWS, xdev=Word.DEVICE)}
+    {all_of("%q", "%rread", "%rdt eq %f32", "%rdev eq %xdev", "%rkind eq %type")}
     llvm.cond_br %q, ^axis(%rnd, %one : i64, i64), ^no
-  ^axis(%above: i64, %next: i64):
-    %more = llvm.icmp "sgt" %above, %zero : i64
-    llvm.cond_br %more, ^size, ^address
-  ^size:
-    %i = llvm.sub %above, %one : i64
-    {word("%s", "%rsz", "%i")}
-    {word("%t", "%rst", "%i")}
-    %single = llvm.icmp "eq" %s, %one : i64
-    %follows = llvm.icmp "eq" %t, %next : i64
-    %lies = llvm.or %single, %follows : i1
-    %next2 = llvm.mul %next, %s : i64
-    llvm.cond_br %lies, ^axis(%i, %next2 : i64, i64), ^no
+    {dense("%rsz", "%rst", "^address", "^no")}
   ^address:
     {ask("%h", "a", "at")}
     llvm.store %aat, %at_ : i64, !llvm.ptr
-    %all = llvm.icmp "eq" %next, %rows : i64
-    {fold("and", "%good", "%aread", "%all")}
-    llvm.return %good : i1
+    {all_of("%sound", "%aread", "%next eq %rows")}
+    llvm.return %sound : i1
   ^no:
     llvm.return %false : i1
   }}"""
@@ -205,20 +133,15 @@ def statistics() -> str:
 def same() -> str:
     """norm_same(a, b): whether two calls have one size, type and device."""
     compared = (Word.ROWS, Word.WIDTH, Word.RANK, Word.TYPE, Word.DEVICE)
-    words = "".join(
-        word(f"%a{w.value}", "%a", w.value)
-        + word(f"%b{w.value}", "%b", w.value)
-        + f'\n    %q{w.value} = llvm.icmp "eq" %a{w.value}, %b{w.value} : i64'
-        for w in compared
-    )
+    words = "".join(take(f"%{call}", **{f"{call}{w.value}": w for w in compared}) for call in "ab")
     return f"""
   llvm.func internal @norm_same(%a: !llvm.ptr, %b: !llvm.ptr) -> i1 {{
     {constants(zero=0, one=1)}
     %false = llvm.mlir.constant(false) : i1
     {words}
-    {word("%asz", "%a", Word.SIZES.value, "!llvm.ptr")}
-    {word("%bsz", "%b", Word.SIZES.value, "!llvm.ptr")}
-    {fold("and", "%q", *(f"%q{w.value}" for w in compared))}
+    {take("%a", "!llvm.ptr", asz=Word.SIZES)}
+    {take("%b", "!llvm.ptr", bsz=Word.SIZES)}
+    {all_of("%q", *(f"%a{w.value} eq %b{w.value}" for w in compared))}
     llvm.cond_br %q, ^axis(%a{Word.RANK.value} : i64), ^no
   ^axis(%above: i64):
     %more = llvm.icmp "sgt" %above, %zero : i64
@@ -252,9 +175,7 @@ def sound() -> str:
     {ask("%h", "x", "nd", "dt", "sz")}
     {call("%r5", "torch_list_size", "%list: !llvm.ptr, %n_: !llvm.ptr")}
     %n = llvm.load %n_ : !llvm.ptr -> i64
-    %some = llvm.icmp "sge" %n, %one : i64
-    %within = llvm.icmp "sle" %n, %xnd : i64
-    {fold("and", "%a", "%xread", "%some", "%within")}
+    {all_of("%a", "%xread", "%n sge %one", "%n sle %xnd")}
     llvm.cond_br %a, ^weight, ^no
   ^weight:
     %outer = llvm.sub %xnd, %n : i64
@@ -262,9 +183,7 @@ def sound() -> str:
     llvm.cond_br %weightless, ^axis(%n, %xsz, %outer : i64, !llvm.ptr, i64), ^ask
   ^ask:
     {ask("%w", "w", "nd", "dt", "sz")}
-    %q0 = llvm.icmp "eq" %wnd, %n : i64
-    %q1 = llvm.icmp "eq" %wdt, %xdt : i64
-    {fold("and", "%q", "%wread", "%q0", "%q1")}
+    {all_of("%q", "%wread", "%wnd eq %n", "%wdt eq %xdt")}
     llvm.cond_br %q, ^axis(%n, %wsz, %zero : i64, !llvm.ptr, i64), ^no
   ^axis(%above: i64, %sizes: !llvm.ptr, %skip: i64):
     %more = llvm.icmp "sgt" %above, %zero : i64
@@ -277,9 +196,7 @@ def sound() -> str:
     {word("%ws", "%sizes", "%wi")}
     {call("%r6", "torch_list_get_item", "%list: !llvm.ptr, %i: i64, %item_: !llvm.ptr")}
     %item = llvm.load %item_ : !llvm.ptr -> i64
-    %e0 = llvm.icmp "eq" %xs, %item : i64
-    %e1 = llvm.icmp "eq" %ws, %item : i64
-    %e = llvm.and %e0, %e1 : i1
+    {all_of("%e", "%xs eq %item", "%ws eq %item")}
     llvm.cond_br %e, ^axis(%i, %sizes, %skip : i64, !llvm.ptr, i64), ^no
   ^yes:
     llvm.return %true : i1

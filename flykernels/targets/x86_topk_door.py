@@ -1,4 +1,5 @@
-"""The door from PyTorch's dispatcher into x86 top-k kernels: two functions with which a library registers a kernel.
+"""The doors from PyTorch's dispatcher into top-k kernels, of the CPU and of a GPU: two functions each with which a
+library registers a kernel.
 
     void topk(StableIValue *stack, uint64_t arguments, uint64_t results)         aten::topk
     void topk_values(StableIValue *stack, uint64_t arguments, uint64_t results)  aten::topk.values, the one with out=
@@ -7,10 +8,11 @@ This is the convention of `aoti_torch_library_impl` (torch/csrc/inductor/aoti_to
 that stays the same from release to release: a call costs no Python and needs no GIL. What a top-k of a few hundred
 elements takes is less than a function registered from Python costs by itself.
 
-A call whose elements lie as kernels want them (strided, rows one distance apart on either side of the dimension) is
-looked up in a table of slots, by width, k and what `code_of` packs. The slot says who serves it: a kernel, called right
-here, or ATen. What no slot knows is asked of `resolve` (Python) once. Everything else, errors too, is
-`at::cpu::topk`'s. C++ exceptions of ATen pass through; the handles that the stack owned are given back on each way out.
+A call is looked up in a table of slots, by width, k and what `code_of` packs. The slot says who serves it: a kernel,
+called right here, or ATen. What no slot knows is asked of `resolve` (Python) once. Kernels want rows one distance apart
+on either side of the dimension, or, on the CPU, at two distances before it; there of others a dense copy is made.
+Everything else, errors too, is `at::cpu::topk`'s or `at::cuda::topk`'s. C++ exceptions of ATen pass through; the
+handles that the stack owned are given back on each way out.
 """
 
 from __future__ import annotations
@@ -18,8 +20,27 @@ from __future__ import annotations
 from ..codeobject import CodeObject
 from ..launch import torch_door as door
 from ..launch.torch_door import TopkWords
-from .x86_door import PERSONALITY, call, compile_door, constants, find, invoke, module, put, room, say, word
-from .x86_topk_call import WORDS, collapse, dense, rows
+from .x86_door import (
+    PERSONALITY,
+    boxed,
+    call,
+    compile_door,
+    constants,
+    dropped,
+    find,
+    fresh,
+    invoke,
+    module,
+    put,
+    room,
+    room_for_fresh,
+    served,
+    take,
+    unwinding,
+)
+from .x86_door_axes import collapse, lay_out
+from .x86_topk_call import Answer, Word, copied, dense, rows
+from .x86_topk_gpu import device_of, launch, names, python
 
 ENTRIES = ("topk", "topk_values")
 LINE = 64  # bytes: alignment of memory that kernels are handed
@@ -27,7 +48,15 @@ LINE = 64  # bytes: alignment of memory that kernels are handed
 
 def build() -> CodeObject:
     """The door as an object with the entries `ENTRIES`. It serves any kernel of templates/topk for x86."""
-    functions = (collapse(), rows(), find(), _launch(), dense(), _topk(), _topk_values())
+    functions = (collapse(), rows(), copied(), find(), _launch(), dense(), _topk(), _topk_values())
+    return compile_door("topk", module("topk", *functions), ENTRIES[0])
+
+
+def build_gpu(device_type: int) -> CodeObject:
+    """The same for a GPU's tensors, of a device type by DeviceType's number (c10/core/DeviceType.h), and kernels that
+    x86_topk_gpu.py can launch."""
+    functions = [names(), collapse(), rows(device_type), find(), launch(), dense(device_type)]
+    functions += [_topk(device_type), _topk_values(device_type)]
     return compile_door("topk", module("topk", *functions), ENTRIES[0])
 
 
@@ -39,7 +68,7 @@ def _launch() -> str:
     last, anywhere = f"({pointers}, i32, i32, i32, i64, i64, i64", f"({pointers}, i32, i32, i32, i32, {apart}"
     first = "%x, %values, %indices, %rows32, %width32, %k32"
     in_rows = f"{first}, %stride, %k, %k"
-    out = "%out_outer, %inner_rows, %one"
+    out = "%out_outer, %out_along, %out_inner"
     with_strides = f"{first}, %inner32, %stride, %along, %inner, {out}, {out}"
     return f"""
   llvm.func internal @memory(%bytes: i64) -> !llvm.ptr {{
@@ -63,19 +92,13 @@ def _launch() -> str:
     %false = llvm.mlir.constant(false) : i1
     %true = llvm.mlir.constant(true) : i1
     %nothing = llvm.mlir.constant(0 : i32) : i32
-    {word("%x", "%call", 0, "!llvm.ptr")}
-    {word("%rows", "%call", 1)}
-    {word("%width", "%call", 2)}
-    {word("%stride", "%call", 3)}
-    {word("%code", "%call", 4)}
-    {word("%inner_rows", "%call", 9)}
-    {word("%along", "%call", 10)}
-    {word("%inner", "%call", 11)}
-    {word("%kernel", "%slot", TopkWords.KERNEL.value, "!llvm.ptr")}
-    {word("%most", "%slot", TopkWords.THREADS.value)}
-    {word("%parts", "%slot", TopkWords.PARTS.value)}
-    {word("%row_workspace", "%slot", TopkWords.WORKSPACE.value)}
-    {word("%private", "%slot", TopkWords.PRIVATE.value)}
+    {take("%call", "!llvm.ptr", x=Word.ADDRESS)}
+    {take("%call", rows=Word.ROWS, width=Word.WIDTH, stride=Word.STRIDE, code=Word.CODE)}
+    {take("%call", inner_rows=Word.INNER, along=Word.ALONG, inner=Word.INNER_STRIDE)}
+    {take("%call", out_along=Word.OUT_ALONG, out_inner=Word.OUT_INNER)}
+    {take("%slot", "!llvm.ptr", kernel=TopkWords.KERNEL)}
+    {take("%slot", most=TopkWords.THREADS, parts=TopkWords.PARTS)}
+    {take("%slot", row_workspace=TopkWords.WORKSPACE, private=TopkWords.PRIVATE)}
     %rows32 = llvm.trunc %rows : i64 to i32
     %width32 = llvm.trunc %width : i64 to i32
     %k32 = llvm.trunc %k : i64 to i32
@@ -127,188 +150,157 @@ def _launch() -> str:
   }}"""
 
 
-def _arguments() -> str:
-    """The call's arguments off the stack. Booleans fill a byte of their word."""
+def _look_up(found: str) -> str:
+    """To block `found` with the %slot that serves the call, or to ^aten."""
     return f"""
-    {word("%h", "%stack", 0, "!llvm.ptr")}
-    {word("%k", "%stack", 1)}
-    {word("%dim", "%stack", 2)}
-    {word("%largest_", "%stack", 3)}
-    {word("%sorted_", "%stack", 4)}
-    {constants(zero=0, one=1, bit=1)}
-    %largest = llvm.and %largest_, %bit : i64
-    %sorted = llvm.and %sorted_, %bit : i64
+    {take("%call", width=Word.WIDTH, code=Word.CODE, rows=Word.ROWS)}
+    {served("%width, %k, %code, %rows", found, "^aten")}"""
+
+
+def _begin() -> str:
+    """The call's arguments off the stack (booleans fill a byte of their word); %answer: whether kernels may serve."""
+    return f"""
+    {take("%stack", "!llvm.ptr", h=0)}
+    {take("%stack", k=1, dim=2, largest_=3, sorted_=4)}
+    {constants(zero=0, one=1, eight=8, cells=len(Word))}
+    %largest = llvm.and %largest_, %one : i64
+    %sorted = llvm.and %sorted_, %one : i64
     %largest8 = llvm.trunc %largest : i64 to i8
-    %sorted8 = llvm.trunc %sorted : i64 to i8"""
-
-
-def _topk() -> str:
-    return f"""
-  llvm.func @topk(%stack: !llvm.ptr, %arguments: i64, %results: i64) {PERSONALITY} {{
-    {_arguments()}
-    %eight = llvm.mlir.constant(8 : i64) : i64
-    %rank_most = llvm.mlir.constant({door.DIMENSIONS_MOST} : i64) : i64
-    %cells = llvm.mlir.constant({WORDS} : i64) : i64
-    %call = llvm.alloca %cells x i64 : (i64) -> !llvm.ptr
-    %osz = llvm.alloca %rank_most x i64 : (i64) -> !llvm.ptr
-    %ost = llvm.alloca %rank_most x i64 : (i64) -> !llvm.ptr
-    %both = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
-    {room("v_", "i_", "vp_", "ip_", "said")}
+    %sorted8 = llvm.trunc %sorted : i64 to i8
     %null = llvm.mlir.zero : !llvm.ptr
     %fine = llvm.mlir.constant(0 : i32) : i32
-    %cpu = llvm.mlir.constant({door.CPU} : i32) : i32
-    %i64_type = llvm.mlir.constant({door.I64} : i32) : i32
+    %call = llvm.alloca %cells x i64 : (i64) -> !llvm.ptr
+    %both = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
+    {room("said")}
     llvm.store %null, %said : !llvm.ptr, !llvm.ptr
-    %asked = llvm.call @rows(%h, %k, %dim, %largest, %call) : (!llvm.ptr, i64, i64, i64, !llvm.ptr) -> i1
-    llvm.cond_br %asked, ^find, ^aten
+    %answer = llvm.call @rows(%h, %k, %dim, %largest, %call) : (!llvm.ptr, i64, i64, i64, !llvm.ptr) -> i64
+    {constants(kernels=Answer.KERNELS, nothing=Answer.NOTHING)}"""
+
+
+def _run(slot: str, values: str, indices: str, done: str, failed: str) -> str:
+    """The slot's kernel on results at these addresses (i64)."""
+    return f"""
+    %vp = llvm.inttoptr {values} : i64 to !llvm.ptr
+    %np = llvm.inttoptr {indices} : i64 to !llvm.ptr
+    %ran = llvm.call @launch({slot}, %call, %vp, %np, %k) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> i1
+    llvm.cond_br %ran, {done}, {failed}"""
+
+
+def _topk(gpu: int | None = None) -> str:
+    chosen = """
+    %is_chosen = llvm.icmp "eq" %i, %at_dim : i64
+    %size = llvm.select %is_chosen, %k, %s : i1, i64"""
+    released = "\n    llvm.call @give_back(%copy) : (!llvm.ptr) -> ()" if gpu is None else ""
+    copying = """
+  ^copy:
+    %copied = llvm.call @copied(%h, %call, %copy) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> i1
+    llvm.cond_br %copied, ^results(%slot : !llvm.ptr), ^aten"""
+    found = _look_up("^lies" if gpu is None else "^whose")
+    found += python("topk", "^lies") if gpu is not None else ""
+    return f"""
+  llvm.func @topk(%stack: !llvm.ptr, %arguments: i64, %results: i64) {PERSONALITY} {{
+    {_begin()}
+    {constants(rank_most=door.DIMENSIONS_MOST)}
+    {room_for_fresh("v", "n")}
+    {room("copy")}
+    llvm.store %null, %copy : !llvm.ptr, !llvm.ptr
+    %osz = llvm.alloca %rank_most x i64 : (i64) -> !llvm.ptr
+    %ost = llvm.alloca %rank_most x i64 : (i64) -> !llvm.ptr
+    %type = llvm.mlir.constant({door.CPU if gpu is None else gpu} : i32) : i32
+    %i64_type = llvm.mlir.constant({door.I64} : i32) : i32
+    %ask = llvm.icmp "eq" %answer, %kernels : i64
+    llvm.cond_br %ask, ^find, ^not_asked
+  ^not_asked:
+    %empty = llvm.icmp "eq" %answer, %nothing : i64
+    llvm.cond_br %empty, ^results(%null : !llvm.ptr), ^aten
   ^find:
-    {word("%width", "%call", 2)}
-    {word("%code", "%call", 4)}
-    {word("%rows", "%call", 1)}
-    %slot = llvm.call @find(%width, %k, %code, %rows, %said) : (i64, i64, i64, i64, !llvm.ptr) -> !llvm.ptr
-    %served = llvm.icmp "ne" %slot, %null : !llvm.ptr
-    llvm.cond_br %served, ^results, ^not_ours
-  ^not_ours:
-    %message = llvm.load %said : !llvm.ptr -> !llvm.ptr
-    %fails = llvm.icmp "ne" %message, %null : !llvm.ptr
-    llvm.cond_br %fails, ^fail, ^aten
-  ^fail:
-    {say("%message", "^aten", "^unwind")}
-  ^results:
-    {word("%nd", "%call", 5)}
-    {word("%sz", "%call", 6, "!llvm.ptr")}
-    {word("%dt", "%call", 7)}
-    {word("%at_dim", "%call", 8)}
-    llvm.br ^axis(%nd, %one : i64, i64)
-  ^axis(%above: i64, %next: i64):
-    %more = llvm.icmp "sgt" %above, %zero : i64
-    llvm.cond_br %more, ^size, ^empty
-  ^size:
-    %i = llvm.sub %above, %one : i64
-    {word("%outer", "%sz", "%i")}
-    %chosen = llvm.icmp "eq" %i, %at_dim : i64
-    %s = llvm.select %chosen, %k, %outer : i1, i64
-    {put("%s", "%osz", "%i")}
-    {put("%next", "%ost", "%i")}
-    %next2 = llvm.mul %next, %s : i64
-    llvm.br ^axis(%i, %next2 : i64, i64)
-  ^empty:
+    {found}
+  ^lies:
+    {take("%call", uneven=Word.UNEVEN)}
+    %is_uneven = llvm.icmp "ne" %uneven, %zero : i64
+    llvm.cond_br %is_uneven, {"^copy" if gpu is None else "^aten"}, ^results(%slot : !llvm.ptr)
+    {copying if gpu is None else ""}
+  ^results(%who: !llvm.ptr):
+    {take("%call", nd=Word.RANK, dt=Word.TYPE, at_dim=Word.DIMENSION)}
+    {take("%call", "!llvm.ptr", sz=Word.SIZES)}
+    {lay_out("%nd", "%sz", "^make", [("%size", "%osz", "%ost")], chosen)}
+  ^make:
     %dt32 = llvm.trunc %dt : i64 to i32
-    {call("%e0", "aoti_torch_empty_strided", "%nd: i64, %osz: !llvm.ptr, %ost: !llvm.ptr, %dt32: i32, %cpu: i32, "
-           "%cpu: i32, %v_: !llvm.ptr")}
-    %got0 = llvm.icmp "eq" %e0, %fine : i32
-    llvm.cond_br %got0, ^empty2, ^aten
-  ^empty2:
-    %v = llvm.load %v_ : !llvm.ptr -> !llvm.ptr
-    {call("%e1", "aoti_torch_empty_strided", "%nd: i64, %osz: !llvm.ptr, %ost: !llvm.ptr, %i64_type: i32, %cpu: i32, "
-           "%cpu: i32, %i_: !llvm.ptr")}
-    %got1 = llvm.icmp "eq" %e1, %fine : i32
-    llvm.cond_br %got1, ^run, ^drop_values
+    {take("%call", code_=Word.CODE)}
+    {device_of("%number", "%code_") if gpu is not None else "%number = llvm.mlir.constant(0 : i32) : i32"}
+    {fresh("v", "%nd, %osz, %ost, %dt32", "%type, %number", "^aten")}
+    {fresh("n", "%nd, %osz, %ost, %i64_type", "%type, %number", "^drop_values")}
+    %selects = llvm.icmp "ne" %who, %null : !llvm.ptr
+    llvm.cond_br %selects, ^run, ^leave(%v, %n : !llvm.ptr, !llvm.ptr)
   ^run:
-    %n = llvm.load %i_ : !llvm.ptr -> !llvm.ptr
-    {call("%e2", "aoti_torch_get_data_ptr", "%v: !llvm.ptr, %vp_: !llvm.ptr")}
-    {call("%e3", "aoti_torch_get_data_ptr", "%n: !llvm.ptr, %ip_: !llvm.ptr")}
-    %vp = llvm.load %vp_ : !llvm.ptr -> !llvm.ptr
-    %ip = llvm.load %ip_ : !llvm.ptr -> !llvm.ptr
-    %ran = llvm.call @launch(%slot, %call, %vp, %ip, %k) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> i1
-    llvm.cond_br %ran, ^leave(%v, %n : !llvm.ptr, !llvm.ptr), ^drop
+    {_run("%who", "%v_at", "%n_at", "^leave(%v, %n : !llvm.ptr, !llvm.ptr)", "^drop")}
   ^drop:
-    {call("%e4", "aoti_torch_delete_tensor_object", "%n: !llvm.ptr")}
+    {dropped("%n")}
     llvm.br ^drop_values
   ^drop_values:
-    {call("%e5", "aoti_torch_delete_tensor_object", "%v: !llvm.ptr")}
+    {dropped("%v")}
     llvm.br ^aten
   ^aten:
+    {released}
     {invoke(door.TOPK, "%both: !llvm.ptr, %h: !llvm.ptr, %k: i64, %dim: i64, %largest8: i8, %sorted8: i8",
              "^boxes", "^unwind")}
   ^boxes:
-    {call("%box0", "malloc", "%eight: i64", "!llvm.ptr")}
-    {call("%box1", "malloc", "%eight: i64", "!llvm.ptr")}
-    {word("%second", "%both", 0)}
-    {word("%first", "%both", 1)}
-    {put("%first", "%box0", 0)}
-    {put("%second", "%box1", 0)}
+    {boxed("box", 1, 0)}
     llvm.br ^leave(%box0, %box1 : !llvm.ptr, !llvm.ptr)
   ^leave(%out0: !llvm.ptr, %out1: !llvm.ptr):
-    {call("%e10", "aoti_torch_delete_tensor_object", "%h: !llvm.ptr")}
+    {released}
+    {dropped("%h")}
     {put("%out0", "%stack", 0, "!llvm.ptr")}
     {put("%out1", "%stack", 1, "!llvm.ptr")}
     llvm.return
-  ^unwind:
-    %exception = llvm.landingpad cleanup : !llvm.struct<(ptr, i32)>
-    {call("%e11", "aoti_torch_delete_tensor_object", "%h: !llvm.ptr")}
-    llvm.resume %exception : !llvm.struct<(ptr, i32)>
+    {unwinding(released + dropped("%h"))}
   }}"""  # fmt: skip
 
 
-def _topk_values() -> str:
+def _topk_values(gpu: int | None = None) -> str:
+    found = _look_up("^run" if gpu is None else "^whose")
+    found += python("topk_values", "^run") if gpu is not None else ""
+    fits = lambda result, handle, kind, shift: (
+        f"%{result} = llvm.call @dense({handle}, %call, %k, {kind}, {shift}, {handle}_at)\n"
+        "             : (!llvm.ptr, !llvm.ptr, i64, i64, i64, !llvm.ptr) -> i1"
+    )
     return f"""
   llvm.func @topk_values(%stack: !llvm.ptr, %arguments: i64, %results: i64) {PERSONALITY} {{
-    {_arguments()}
-    {word("%v", "%stack", 5, "!llvm.ptr")}
-    {word("%n", "%stack", 6, "!llvm.ptr")}
-    %eight = llvm.mlir.constant(8 : i64) : i64
-    %cells = llvm.mlir.constant({WORDS} : i64) : i64
-    %call = llvm.alloca %cells x i64 : (i64) -> !llvm.ptr
-    %both = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
-    %v_at = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
-    %n_at = llvm.alloca %eight x i64 : (i64) -> !llvm.ptr
-    {room("said")}
-    {constants(four=4, two=2, f32=door.F32, integer=door.I64)}
-    %null = llvm.mlir.zero : !llvm.ptr
-    llvm.store %null, %said : !llvm.ptr, !llvm.ptr
-    %asked = llvm.call @rows(%h, %k, %dim, %largest, %call) : (!llvm.ptr, i64, i64, i64, !llvm.ptr) -> i1
-    llvm.cond_br %asked, ^values, ^aten
+    {_begin()}
+    {take("%stack", "!llvm.ptr", v=5, n=6)}
+    {constants(two=2, integer=door.I64, integer_shift=door.LOG2_BYTES[door.I64])}
+    %v_at = llvm.alloca %two x i64 : (i64) -> !llvm.ptr
+    %n_at = llvm.alloca %two x i64 : (i64) -> !llvm.ptr
+    %ask = llvm.icmp "eq" %answer, %kernels : i64
+    llvm.cond_br %ask, ^lies, ^aten
+  ^lies:
+    {take("%call", uneven=Word.UNEVEN, type=Word.TYPE, shift=Word.SHIFT)}
+    %even = llvm.icmp "eq" %uneven, %zero : i64
+    llvm.cond_br %even, ^values, ^aten
   ^values:
-    {word("%type", "%call", 7)}
-    %is32 = llvm.icmp "eq" %type, %f32 : i64
-    %bytes = llvm.select %is32, %four, %two : i1, i64
-    %good0 = llvm.call @dense(%v, %call, %k, %type, %bytes, %v_at)
-             : (!llvm.ptr, !llvm.ptr, i64, i64, i64, !llvm.ptr) -> i1
+    {fits("good0", "%v", "%type", "%shift")}
     llvm.cond_br %good0, ^indices, ^aten
   ^indices:
-    %good1 = llvm.call @dense(%n, %call, %k, %integer, %eight, %n_at)
-             : (!llvm.ptr, !llvm.ptr, i64, i64, i64, !llvm.ptr) -> i1
+    {fits("good1", "%n", "%integer", "%integer_shift")}
     llvm.cond_br %good1, ^apart, ^aten
   ^apart:
-    {word("%v0", "%v_at", 0)}
-    {word("%v1", "%v_at", 1)}
-    {word("%n0", "%n_at", 0)}
-    {word("%n1", "%n_at", 1)}
+    {take("%v_at", v0=0, v1=1)}
+    {take("%n_at", n0=0, n1=1)}
     %left = llvm.icmp "ule" %v1, %n0 : i64
     %right = llvm.icmp "uge" %v0, %n1 : i64
     %free = llvm.or %left, %right : i1
     llvm.cond_br %free, ^find, ^aten
   ^find:
-    {word("%width", "%call", 2)}
-    {word("%code", "%call", 4)}
-    {word("%rows", "%call", 1)}
-    %slot = llvm.call @find(%width, %k, %code, %rows, %said) : (i64, i64, i64, i64, !llvm.ptr) -> !llvm.ptr
-    %served = llvm.icmp "ne" %slot, %null : !llvm.ptr
-    llvm.cond_br %served, ^run, ^not_ours
-  ^not_ours:
-    %message = llvm.load %said : !llvm.ptr -> !llvm.ptr
-    %fails = llvm.icmp "ne" %message, %null : !llvm.ptr
-    llvm.cond_br %fails, ^fail, ^aten
-  ^fail:
-    {say("%message", "^aten", "^unwind")}
+    {found}
   ^run:
-    %vp = llvm.inttoptr %v0 : i64 to !llvm.ptr
-    %np = llvm.inttoptr %n0 : i64 to !llvm.ptr
-    %ran = llvm.call @launch(%slot, %call, %vp, %np, %k) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> i1
-    llvm.cond_br %ran, ^leave, ^aten
+    {_run("%slot", "%v0", "%n0", "^leave", "^aten")}
   ^aten:
     {invoke(door.TOPK_OUT, "%both: !llvm.ptr, %v: !llvm.ptr, %n: !llvm.ptr, %h: !llvm.ptr, %k: i64, %dim: i64, "
              "%largest8: i8, %sorted8: i8", "^leave", "^unwind")}
   ^leave:
-    {call("%e0", "aoti_torch_delete_tensor_object", "%h: !llvm.ptr")}
+    {dropped("%h")}
     {put("%v", "%stack", 0, "!llvm.ptr")}
     {put("%n", "%stack", 1, "!llvm.ptr")}
     llvm.return
-  ^unwind:
-    %exception = llvm.landingpad cleanup : !llvm.struct<(ptr, i32)>
-    {call("%e1", "aoti_torch_delete_tensor_object", "%h: !llvm.ptr")}
-    {call("%e2", "aoti_torch_delete_tensor_object", "%v: !llvm.ptr")}
-    {call("%e3", "aoti_torch_delete_tensor_object", "%n: !llvm.ptr")}
-    llvm.resume %exception : !llvm.struct<(ptr, i32)>
+    {unwinding(dropped("%h", "%v", "%n"))}
   }}"""  # fmt: skip

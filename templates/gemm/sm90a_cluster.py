@@ -1,22 +1,22 @@
 """Workgroups of a cluster that share a tile of C on sm_90a, each with a part of K: they add up in shared memory.
 
-Each finishes some of the tile's columns: it gets the others' sums of those in its own shared memory, where the ring
-was, adds them up, the first K steps first, and writes. That costs two barriers and a trip between multiprocessors,
-where leaving sums in device memory costs several to L2 and back, one after the other.
+Each finishes some of the tile's columns: it gets the others' sums of those in its own shared memory, beside the ring,
+adds them up, the first K steps first, and writes. That costs one barrier and a trip between multiprocessors, where
+leaving sums in device memory costs several to L2 and back, one after the other.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from flykernels.dtypes import f32, i8
+from flykernels.dtypes import f32
 from flykernels.lang import Kernel, Value, View
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.memory import advance
 from flykernels.targets import sm90a_barriers as barriers
 
 from .problem import GemmProblem
-from .sm90a_config import BLOCK_M, STAGE_ALIGNMENT, Sm90aConfig, shelf_bytes, up
+from .sm90a_config import BLOCK_M, Sm90aConfig
 from .sm90a_output import Output, Part, parts
 
 VECTOR = 4  # sums of a thread that move together
@@ -35,11 +35,6 @@ def vectors(part: Part) -> list[tuple[tuple, tuple]]:
     return [((0, c, part.block), (1, c, part.block)) for c in range(first, first + part.columns // COLUMNS)]
 
 
-def inbox_start(p: GemmProblem, cfg: Sm90aConfig) -> int:
-    """Bytes from the start of shared memory: after the shelves."""
-    return up(shelf_bytes(p, cfg), STAGE_ALIGNMENT)
-
-
 def inbox_bytes(p: GemmProblem, cfg: Sm90aConfig) -> int:
     """Of what the others send to the workgroup that finishes most."""
     all_parts = parts(p, cfg)
@@ -48,11 +43,11 @@ def inbox_bytes(p: GemmProblem, cfg: Sm90aConfig) -> int:
 
 
 def add_up(
-    k: Kernel, p: GemmProblem, cfg: Sm90aConfig, sums: Fragment, memory: Any, rank: Value, output: Output
+    k: Kernel, p: GemmProblem, cfg: Sm90aConfig, sums: Fragment, inbox: Any, rank: Value, output: Output
 ) -> None:
-    """Sends what others finish, adds up what this workgroup does, and writes it. memory: shared memory's start."""
+    """Sends what others finish, adds up what this workgroup does, and writes it. inbox: a pointer to `inbox_bytes` of
+    shared memory. All threads of the workgroup have called `barriers.cluster_arrive` before."""
     split = range(cfg.split_k)
-    inbox = advance(memory, inbox_start(p, cfg), i8)
     held = {
         owner: [pair for n in numbers for pair in vectors(output.parts[n])]
         for owner, numbers in enumerate(shares(p, cfg))
@@ -63,7 +58,7 @@ def add_up(
         first = (slot * len(held[owner]) + i) * cfg.multipliers * VECTOR
         return advance(advance(start, first, f32), k.thread * VECTOR, f32)
 
-    barriers.cluster_barrier(ordered=True)  # nobody's ring is in use any more
+    barriers.cluster_wait()  # the others have begun, so that they have shared memory
     plain = View(inbox, f32, (1,), (1,))
     for owner in split:
         there = barriers.shared_memory_of(inbox, owner)
@@ -77,7 +72,7 @@ def add_up(
                     vector = sums[low].shuffle(range(VECTOR), sums[high])
                     plain.write(at(there, owner, sender, i), vector, VECTOR * f32.bytes)
 
-    barriers.cluster_barrier(ordered=True)
+    barriers.cluster_barrier(ordered=True)  # all have sent, and no warpgroup needs its ring: the shelves lie there
     for owner, numbers in enumerate(shares(p, cfg)):
 
         @k.when(rank.equals(owner))
@@ -99,13 +94,12 @@ def _name(sums: Fragment, digits: tuple) -> tuple:
     return tuple(0 if n == 1 else d for d, n in zip(digits, sums.layout.piece_sizes))
 
 
-def why_not(p: GemmProblem, cfg: Sm90aConfig, ring: int) -> str | None:
-    """What is in the way of adding up in shared memory, in words; None if nothing. ring: bytes of the stages."""
+def why_not(p: GemmProblem, cfg: Sm90aConfig) -> str | None:
+    """What is in the way of adding up in shared memory, in words; None if nothing."""
     if cfg.cluster_size > 1 or not cfg.one_tile or cfg.tma_store or cfg.split_k == 1:
         return "workgroups that add up in shared memory share one tile of C, and nothing of A and B"
     if not all(shares(p, cfg)):
         return f"{len(parts(p, cfg))} parts of C are too few for {cfg.split_k} workgroups"
     if cfg.tile_m < BLOCK_M:
         return f"a tile of {cfg.tile_m} rows has too few sums to send them round"
-    needed = inbox_start(p, cfg) + inbox_bytes(p, cfg)
-    return f"{needed} bytes for others' sums; the stages have {ring}" if needed > ring else None
+    return None

@@ -37,6 +37,7 @@ class Sm90aConfig:
     tile_k          of A and B, a stage's
     stages          K tiles in shared memory
     groups          warpgroups that multiply, along (M, N)
+    k_groups        warpgroups that multiply one K tile each in turn, and add up at the end
     cluster         workgroups along (M, N) that share what they load: each brings a part and all get it
     split_k         workgroups that share a tile of C, each with a part of K; the last to come sums in a fixed order
     k_cluster       whether those workgroups are a cluster and add up through each other's shared memory, see
@@ -47,10 +48,11 @@ class Sm90aConfig:
     beside          workgroups on a compute unit at a time
     group_m         rows of tiles that are worked on together: see order.py
     evict           operands whose lines leave L2 first: "none", "b" or "both"
-    warm            the first K tiles of B are asked for by all threads at once, before TMA has its tensor maps
+    keep            with B among `evict`: of so many K tiles in turn, one stays in L2 for the next call (0: none)
+    warm            so many K tiles of B, a workgroup's first, are brought to L2 before the kernel ahead has ended
     overlap         "late": the launch may begin once the workgroups of the kernel ahead have ended, before what they
-                    have written can be seen; "early": and lets the next kernel take multiprocessors one by one as its
-                    own workgroups end, in whatever order that is; "none"
+                    have written can be seen; "last": and lets the next kernel begin where there is room once the last
+                    K tile has been asked for; "early": and lets it do so at once; "none"
     tma_store       C leaves through shared memory by TMA, else by 16-byte stores
     """
 
@@ -60,6 +62,7 @@ class Sm90aConfig:
     tile_k: int = 64
     stages: int = 4
     groups: tuple[int, int] = (2, 1)
+    k_groups: int = 1
     cluster: tuple[int, int] = (1, 1)
     split_k: int = 1
     k_cluster: bool = False
@@ -68,7 +71,8 @@ class Sm90aConfig:
     beside: int = 1
     group_m: int = GROUP_M
     evict: str = "none"
-    warm: bool = False
+    keep: int = 0
+    warm: int = 0
     overlap: str = "none"
     tma_store: bool = False
 
@@ -79,14 +83,14 @@ class Sm90aConfig:
     @property
     def multipliers(self) -> int:
         """Threads that multiply."""
-        return self.groups[0] * self.groups[1] * WARPGROUP
+        return self.groups[0] * self.groups[1] * self.k_groups * WARPGROUP
 
     @property
     def bringers(self) -> int:
         """Threads of the role that brings tiles. One warp would do; beside several warpgroups it is a warpgroup, since
         only warpgroups can hand their registers to others, and registers are shared out for as many warps on all SIMDs.
         """
-        several = self.multipliers > WARPGROUP and self.beside == 1
+        several = self.multipliers > WARPGROUP and self.beside == 1 and self.k_groups == 1
         return 0 if self.kind != "wgmma" else WARPGROUP if several else WARP
 
     @property
@@ -140,13 +144,15 @@ class Sm90aConfig:
     def __str__(self) -> str:
         groups = "x".join(map(str, self.groups))
         more = [
+            f"{self.k_groups} in turn" if self.k_groups > 1 else "",
             f"clusters of {self.cluster[0]}x{self.cluster[1]}" if self.cluster_size > 1 else "",
             f"K in {self.split_k}{' in a cluster' if self.k_cluster else ''}" if self.split_k > 1 else "",
             f"K steps dealt out to {self.stream_k}" if self.stream_k else "",
             "persistent" if self.persistent else "",
             f"{self.beside} a unit" if self.beside > 1 else "",
             f"evicts {self.evict}" if self.evict != "none" else "",
-            "warms up" if self.warm else "",
+            f"keeps one of {self.keep}" if self.keep else "",
+            f"{self.warm} K tiles ahead" if self.warm else "",
             f"overlaps {self.overlap}" if self.overlap != "none" else "",
             "TMA stores" if self.tma_store else "",
             f"{self.group_m} rows together" if self.group_m != GROUP_M else "",
@@ -159,17 +165,28 @@ class Sm90aConfig:
 class Boxes:
     """How TMA brings one operand's tile of a stage.
 
-    box      (inner, outer) elements of one transfer: the contiguous axis first
+    box      (inner, outer) elements of one transfer: the contiguous axis first. (inner, rows, times): where K is the
+             contiguous axis, so many pieces of K one after the other, as if they were another axis
     at       for each transfer (bytes from the tile's start in shared memory, rows of M or N, K), from the tile's origin
     share    the same three for each next workgroup that shares the tile: it brings another part of each box"""
 
-    box: tuple[int, int]
+    box: tuple[int, ...]
     at: tuple[tuple[int, int, int], ...]
     share: tuple[int, int, int]
 
 
-def boxes(operand, sharers: int) -> Boxes:
-    """The transfers of a `SharedOperand` that `sharers` workgroups bring in equal parts."""
+def boxes(operand, sharers: int, k: int = 0) -> Boxes:
+    """The transfers of a `SharedOperand` that `sharers` workgroups bring in equal parts. k: of the operand, if known:
+    where it is made of whole boxes, a K tile of several comes at once."""
+    if (
+        operand.along_k
+        and operand.boxes > 1
+        and sharers == 1
+        and operand.rows <= BOX_MOST
+        and k
+        and k % operand.row == 0
+    ):
+        return Boxes((operand.row, operand.rows, operand.boxes), ((0, 0, 0),), (0, 0, 0))
     if operand.along_k:
         pieces = ceil(operand.rows / BOX_MOST)
         rows = operand.rows // pieces
@@ -218,11 +235,12 @@ def shelf_pitch(p: GemmProblem, columns: int) -> int:
 
 @dataclass(frozen=True)
 class Room:
-    """Shared memory of a workgroup, in bytes from its start: the ring's stages, shelves for C, then barriers. Where a
-    workgroup has one tile only, the shelves lie where the ring was."""
+    """Shared memory of a workgroup, in bytes from its start: the ring's stages, shelves for C, what others of a cluster
+    send, then barriers. Where a workgroup has one tile only, the shelves lie where the ring was."""
 
     stage: int
     shelves: int
+    inbox: int
     barriers: int
     total: int
 
@@ -234,8 +252,12 @@ def shared_memory(p: GemmProblem, cfg: Sm90aConfig) -> Room:
     beyond = max(0, BLOCK_M - a.rows) * a.swizzle  # wgmma reads 64 rows, whatever is there
     ring = up(cfg.stages * stage + beyond, STAGE_ALIGNMENT)
     shelves = 0 if cfg.one_tile else ring
-    barriers = max(ring, shelves + shelf_bytes(p, cfg))
-    return Room(stage, shelves, barriers, barriers + (2 * cfg.stages + 1) * BARRIER_BYTES)
+    inbox = barriers = max(ring, shelves + shelf_bytes(p, cfg))
+    if cfg.k_cluster:
+        from .sm90a_cluster import inbox_bytes
+
+        barriers += inbox_bytes(p, cfg)
+    return Room(stage, shelves, inbox, barriers, barriers + (2 * cfg.stages + 1) * BARRIER_BYTES)
 
 
 def shelf_bytes(p: GemmProblem, cfg: Sm90aConfig) -> int:
@@ -296,7 +318,7 @@ def copied_room(p: GemmProblem, cfg: Sm90aConfig) -> Room:
     b_start = cfg.stages * a.elements * a.bytes_each
     shelves = up(b_start + cfg.stages * b.elements * b.bytes_each, STAGE_ALIGNMENT)
     board = shelves + shelf_bytes(p, cfg)
-    return Room(b_start, shelves, board, board + BARRIER_BYTES)
+    return Room(b_start, shelves, board, board, board + BARRIER_BYTES)
 
 
 def tensor_maps(p: GemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...]:
@@ -306,10 +328,12 @@ def tensor_maps(p: GemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...]:
     one = (1,) if p.batched else ()
 
     def operand(name: str, shared, rows, sharers: int) -> TensorMap:
-        axes = ((p.k, 1), (rows, f"{name}_{'row' if name == 'a' else 'col'}"))
+        axes: Any = ((p.k, 1), (rows, f"{name}_{'row' if name == 'a' else 'col'}"))
         if not shared.along_k:
             axes = ((rows, 1), (p.k, f"{name}_{'col' if name == 'a' else 'row'}"))
-        box = boxes(shared, sharers).box
+        box = boxes(shared, sharers, p.k).box
+        if len(box) > len(axes):
+            axes = ((shared.row, 1), axes[1], (p.k // shared.row, shared.row))
         return TensorMap(f"{name}_map", name, (*axes, *batch(name)), (*box, *one), shared.swizzle)
 
     maps: tuple[TensorMap, ...] = (operand("a", a, "m", cfg.cluster[1]), operand("b", b, p.n, cfg.cluster[0]))

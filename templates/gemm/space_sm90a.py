@@ -12,7 +12,7 @@ from math import ceil
 
 from flykernels.targets.gpu import GpuLimits
 
-from . import sm90a_cluster
+from . import sm90a_cluster, sm90a_turns
 from .problem import GemmProblem
 from .sm90a import why_not
 from .sm90a_config import (
@@ -21,7 +21,6 @@ from .sm90a_config import (
     COLUMNS_MOST,
     SWIZZLE_MOST,
     WARP,
-    WARPGROUP,
     Sm90aConfig,
     copied_room,
     shared_memory,
@@ -188,15 +187,21 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
         if cfg.columns % COLUMN_STEP or cfg.columns > COLUMNS_MOST:
             return f"{cfg.columns} columns a warpgroup; wgmma and the output take multiples of 16 up to {COLUMNS_MOST}"
         room = shared_memory(p, cfg).total
-        most = SUMS_MOST[min(2, cfg.multipliers // WARPGROUP)]
+        most = SUMS_MOST[min(2, cfg.groups[0] * cfg.groups[1])]
         if cfg.sums > most:
             return f"{cfg.sums} sums a thread; at most {most} fit into registers beside addresses"
         if cfg.cluster_size > 1 and (cfg.split_k > 1 or cfg.stream_k):
             return "workgroups that share a tile are no cluster"
         if cfg.k_cluster:
-            reason = sm90a_cluster.why_not(p, cfg, cfg.stages * shared_memory(p, cfg).stage)
+            reason = sm90a_cluster.why_not(p, cfg)
             if reason:
                 return reason
+        if cfg.k_groups > 1:
+            reason = sm90a_turns.why_not(p, cfg)
+            if reason:
+                return reason
+        if cfg.warm and cfg.stream_k:
+            return "a workgroup whose K steps are dealt out asks for none ahead"
         if cfg.tma_store and not stores_wide(p):
             return "C is not aligned to 16 bytes, which TMA needs"
         if cfg.tma_store and cfg.columns * p.output_type.bytes < SWIZZLE_MOST:

@@ -7,6 +7,8 @@ buffers that loads go through, and outside the view that stores are guarded by.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flykernels.codeobject import Extent
 from flykernels.dtypes import i32
 from flykernels.lang import Global, Kernel, Value
@@ -29,12 +31,23 @@ def why_not(p: GroupedGemmProblem, strides: dict[str, int] | None = None) -> str
 def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig):
     """The kernel; arguments as in arguments.py (in form "k" `workspace` at the end), a one-dimensional grid of
     `cfg.workgroups`."""
-    queued = p.form == "k"
-    p, given = arguments(k, p, **({"workspace": Global(i32, (1,))} if queued else {}))
+    p, given = arguments(k, p, **workspace(p))
+    over_tiles(k, p, cfg, given, Parked(k, given), one_tile)
+
+
+def workspace(p: GroupedGemmProblem) -> dict:
+    """The argument that a kernel has besides the operands: form "k" counts the tiles that are taken."""
+    return {"workspace": Global(i32, (1,))} if p.form == "k" else {}
+
+
+def over_tiles(
+    k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, given: dict, parked: Parked, one_tile: Callable, unit: int = 1
+):  # fmt: skip
+    """Workgroups that stay do all tiles, each by one_tile(k, p, cfg, parked, Spot, then): in turns or, form "k", where
+    tiles cost what only the run knows, whoever is free takes the next. unit: see Schedule."""
     k.grid = ((Extent(cfg.workgroups),),)
     tile = cfg.tile
-    schedule = Schedule(k, p, given.get("offs"), given["tokens"].to(i32), (tile.tile_m, tile.tile_n))
-    parked = Parked(k, given)
+    schedule = Schedule(k, p, given.get("offs"), given["tokens"].to(i32), (tile.tile_m, tile.tile_n), unit)
     tiles, me, dies = schedule.tiles, k.workgroup_id(), k.target.limits.dies
 
     def do(number, then=lambda: None):
@@ -42,7 +55,7 @@ def grouped_gemm(k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig):
         one_tile(k, p, cfg, parked, schedule.spot(number, tile.group_m), then)
         k.barrier()  # all have read LDS; the next tile's loads may write it
 
-    if queued:
+    if p.form == "k":
         k.workspace = (Extent(COUNTER_BYTES),)
         queue = Queue(k, given["workspace"], tiles, cfg.workgroups)
         queue.take()

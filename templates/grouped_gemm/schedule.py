@@ -65,7 +65,8 @@ class Schedule:
 
     p      the problem; offs: View of its G values (None in form "batch"); tokens: T, an i32 Value
     tile   (rows, columns) of a workgroup's tile
-    unit   form "m": a group's first tile begins at a multiple of this, and may so have rows of the group before
+    unit   form "m": a group's first tile begins at a multiple of this, and may so have rows of the group before; form
+           "k": groups begin and end at multiples of it, offs are rounded down
 
     offs are cut to 0 .. T, and a group that would begin before another's end begins there (reference.bounds): nothing
     is read or written outside, and no row of C by two groups, whatever offs say. Made once at the kernel's beginning,
@@ -128,6 +129,8 @@ class Schedule:
             g = lane + c * k.target.lanes
             end = offs.get(minimum(g, p.groups - 1))  # past the last group: as the last one, so empty
             end = maximum(minimum(end, self.tokens), 0)
+            if p.form == "k" and self.unit > 1:
+                end = end // self.unit * self.unit
             before, until = scan_lanes(k, "max", end, so_far)
             upto = maximum(before, end)
             self.bounds.put(upto, g + 1)

@@ -21,7 +21,6 @@ from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 from templates.gemm.problem import LARGEST, GemmProblem
-from templates.gemm.sm90a import Stages, advance_bytes
 from templates.gemm.sm90a_config import (
     BLOCK_K,
     BLOCK_M,
@@ -32,6 +31,7 @@ from templates.gemm.sm90a_config import (
     shared_operands,
 )
 from templates.gemm.sm90a_output import Output
+from templates.gemm.sm90a_ring import Stages, advance_bytes
 
 from .arguments import declared
 from .problem import RUN_TIME, GroupedGemmProblem
@@ -218,10 +218,8 @@ def unit(p: GroupedGemmProblem) -> int:
 
 def produce(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Tiles, ring: Stages, first) -> None:
     """Brings one K tile after the other into the ring. By one warp, whose `first` thread does it."""
-    policy = {
-        "a": "evict_first" if cfg.evict == "both" else "normal",
-        "b": "normal" if cfg.evict == "none" else "evict_first",
-    }
+    leaves = {"a": cfg.evict == "both", "b": cfg.evict != "none"}
+    hint = {n: tma.policy("evict_first" if leaves[n] else "normal") for n in "ab"}
 
     def group_of(name: str, tile: Tile):
         """The group's coordinate in an operand's tensor map, which has one only where its stride is not 0."""
@@ -232,7 +230,7 @@ def produce(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
             at_row, at_depth = origin + row, at_k + depth
             place = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
             at = (x if isinstance(x, Value) else constant(x, i32) for x in place)  # the origin of an only tile is 0
-            tma.load_box(k.tensor_map(f"{name}_map"), advance_bytes(start, size), barrier, (*at, *group), policy[name])
+            tma.load_box(k.tensor_map(f"{name}_map"), advance_bytes(start, size), barrier, (*at, *group), hint[name])
 
     def one(tile: Tile, carried):
         groups = {n: group_of(n, tile) for n in "ab"}

@@ -52,9 +52,14 @@ def candidates(p: GroupedGemmProblem, target) -> Space:
             space.dropped.append(Dropped(tile, "another of this tile is estimated to be faster"))
         else:
             of_tile[kind] += 1
-            config = GroupedConfig(tile, limits.compute_units * side_by_side(d, tile, limits))
-            space.kept.append(Candidate(config, words))
+            space.kept.append(Candidate(GroupedConfig(tile, limits.compute_units * together(p, tile, limits)), words))
     return space
+
+
+def together(p: GroupedGemmProblem, tile: Gfx950Config, limits: GpuLimits) -> int:
+    """Workgroups that fit on a compute unit, which all stay: one more would wait for another to end."""
+    by_lds = limits.shared_bytes // (tile.lds_bytes(p.dense) + table_bytes(p.groups, len(scalars(p)), limits))
+    return min(by_lds, side_by_side(p.dense, tile, limits))
 
 
 def table_bytes(groups: int, numbers: int, limits: GpuLimits) -> int:

@@ -6,7 +6,7 @@ from flykernels.codeobject import CodeObject
 from flykernels.lang import trace
 from flykernels.versions import mlir_version
 
-from . import gpu, x86
+from . import gpu, sm90a, x86
 from .problem import QuantizeProblem
 
 KERNELS = {"x86": x86, "gfx950": gpu, "sm90a": gpu}
@@ -21,12 +21,15 @@ def build(problem: QuantizeProblem, config, target) -> CodeObject:
     if reason is not None:
         raise ValueError(f"no quantiser for {problem} on {target.name}: {reason}")
     source = {"template": "quantize", "problem": problem.key(), "config": config.key(), "mlir": mlir_version()}
-    return target.compile(trace(KERNELS[target.name].quantize, target, problem, config), source=source)
+    kernel = (sm90a if isinstance(config, sm90a.RingConfig) else KERNELS[target.name]).quantize
+    return target.compile(trace(kernel, target, problem, config), source=source)
 
 
 def default(problem: QuantizeProblem, target):
-    """The configuration that serves all sizes well on a target; see `space.py` for what else there is."""
-    return CONFIGS[target.name]() if target.name == "x86" else gpu.default(problem, target)
+    """The configuration that serves all sizes well on a target."""
+    if target.name == "x86":
+        return x86.X86Config()
+    return gpu.default(problem, target)
 
 
 def build_from_json(problem: QuantizeProblem, config: dict, target: str) -> CodeObject:
@@ -35,4 +38,5 @@ def build_from_json(problem: QuantizeProblem, config: dict, target: str) -> Code
 
     if target not in CONFIGS:
         raise ValueError(f"quantisers for {target!r} are not launched from here; {', '.join(CONFIGS)} are")
-    return build(problem, CONFIGS[target](**config), getattr(targets, target))
+    kind = sm90a.RingConfig if target == "sm90a" and "stages" in config else CONFIGS[target]
+    return build(problem, kind(**config), getattr(targets, target))

@@ -55,6 +55,10 @@ class GpuConfig:
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
 
+    def __str__(self) -> str:
+        more = f", strips of {self.strip}{' ahead' if self.ahead else ''}" if self.strip > 1 else ""
+        return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}"
+
     @property
     def workgroup_size(self) -> int:
         return self.lanes * self.waves[0] * self.waves[1]
@@ -97,8 +101,8 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
         if p.input_type == bf16:
             return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2, ahead=True)
         return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
-    if p.columns:
-        return GpuConfig((SHARE, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
+    if p.columns:  # codes of a column's rows fill a line
+        return GpuConfig((SHARE * p.per_byte, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
     return GpuConfig((SHARE, 1), 1, target.lanes)
 
 
@@ -177,8 +181,12 @@ class Turned:
     def __init__(self, k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
         (rows, columns), per, self.count = cfg.tile, 32 // p.output_type.bits, min(2, cfg.strip)
         deep = rows // per
-        self.codes = k.shared(i32, Layout.compact(self.count, columns, deep), shelf_swizzle(columns, deep))
-        self.scales = k.shared(u8, Layout.compact(self.count, columns, rows // BLOCK))
+        swizzle = shelf_swizzle(columns, deep, k.target.limits.banks)
+        self.codes = k.shared(i32, Layout.compact(self.count, columns, deep), swizzle)
+        # columns side by side: lanes that write together are EACH bytes apart. A chunk more between blocks of rows,
+        # for those that read them side by side
+        pitch = columns + k.target.vector_bytes
+        self.scales = k.shared(u8, Layout((self.count, columns, rows // BLOCK), (rows // BLOCK * pitch, 1, pitch)))
 
     def of(self, number) -> tuple[View, View]:
         """Words of codes (columns, rows / numbers a word) and scales (columns, rows / 32) of a workgroup's tile."""
@@ -290,11 +298,11 @@ def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, Value, Value]:
     return scale_of(wide, p.output_type, p.round_up)
 
 
-def shared(k: Kernel, size: Value, distance: int) -> Value:
-    """Element by element the largest among the SHARE lanes that are `distance` apart; 32 bits are exchanged at once."""
+def shared(k: Kernel, size: Value, distance: int, lanes: int = SHARE) -> Value:
+    """Element by element the largest among `lanes` lanes that are `distance` apart; 32 bits are exchanged at once."""
     kind, each = size.dtype, words_of(size)
     as_before = lambda w: w.bitcast(kind, 32 // kind.bits)
-    for step in (distance << i for i in range(SHARE.bit_length() - 1)):
+    for step in (distance << i for i in range(lanes.bit_length() - 1)):
         pairs = [k.target.exchange(k, w, step) for w in each]
         each = [maximum(as_before(a), as_before(b)).bitcast(i32) for a, b in pairs]
     return vector_of(each).bitcast(kind, size.width)
@@ -318,14 +326,14 @@ def lines(rows: int, width: int, threads: int, vector: int) -> ThreadValues:
     return ThreadValues((rows, width), lanes, Mode(vector, 1, 1), (Mode(-(-rows // deep), 0, deep),))
 
 
-def shelf_swizzle(columns: int, width: int) -> Swizzle:
+def shelf_swizzle(columns: int, width: int, banks: int) -> Swizzle:
     """Of the (columns, width) words in LDS. Lanes that write together are EACH columns apart, so without it on one
-    bank; the column's number, a step of EACH at a time, is added (bit by bit) to the place of WIDE words in its row."""
-    bits = min(width // WIDE, columns // EACH).bit_length() - 1
-    if bits < 1:
-        return IDENTITY
+    bank; the column's number, a step of EACH at a time, is added (bit by bit) to the place of WIDE words in its row,
+    and where banks are more than a row's words, to the row's own number."""
     base, row = WIDE.bit_length() - 1, width.bit_length() - 1
-    return Swizzle(bits, base, row + EACH.bit_length() - 1 - base)
+    shift = row + EACH.bit_length() - 1 - base
+    bits = min(shift, (columns // EACH).bit_length() - 1, (banks // WIDE).bit_length() - 1)
+    return Swizzle(bits, base, shift) if bits > 0 else IDENTITY
 
 
 def _along(cfg: GpuConfig, per: int) -> tuple[Mode, ...]:

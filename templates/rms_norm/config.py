@@ -23,6 +23,7 @@ class GpuConfig:
     ahead               with parts: the next tile is fetched while one is worked on
     sums                backward: the weight's gradient is added up in registers along with dx; else by columns, apart
     beside              workgroups that registers leave room for on a unit, at least (sm90a; AMD's waves have their own)
+    once                rows go past the caches, forward: the first to be evicted (sm90a)
     """
 
     threads_per_row: int
@@ -34,6 +35,7 @@ class GpuConfig:
     ahead: bool = True
     sums: bool = False
     beside: int = 1
+    once: bool = False
 
     def __post_init__(self):
         for name in ("threads_per_row", "vector"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 
 from flykernels.codeobject import Extent
@@ -36,7 +37,9 @@ def arguments(k: Kernel, p: RMSNormProblem, cfg: GpuConfig, workspace: int = 0) 
     k.of_target.beside = cfg.beside
     more = {"workspace": Global(f32, (MANY, workspace))} if workspace else {}
     order = memory | scalar_types(p) | more
-    return dict(zip(order, k.args(**order)))
+    given = dict(zip(order, k.args(**order)))
+    rows = ("x", "residual", "y", "sum") if cfg.once else ()
+    return given | {n: replace(given[n], once=True) for n in rows if n in given}
 
 
 def layout(p: RMSNormProblem, cfg: GpuConfig) -> ThreadValues:

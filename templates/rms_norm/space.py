@@ -9,7 +9,7 @@ from flykernels.dtypes import f32
 from templates.gemm.space import Candidate, Dropped, Space
 
 from .config import GpuConfig, X86Config
-from .problem import RMSNormProblem
+from .problem import VECTOR_BYTES, RMSNormProblem
 
 # What follows was read off a sweep of all widths from 512 to 16384 on an H200; AMD's chip has the same shape.
 WORKGROUP_LEAST = 128  # threads: where rows are narrow, several share a workgroup
@@ -17,6 +17,9 @@ THREADS_A_ROW = 256  # with fewer a row takes long, with more they wait for each
 VECTORS_LEAST, VECTORS_MOST = 2, 8  # of a row that a thread holds, where threads can be chosen so
 STAY_AHEAD, STAY = 4, 2  # workgroups that stay fill a 4th of the wave slots where they fetch ahead, half where not
 CACHED_BYTES = 32 << 20  # of x, at most, for which workgroups that stay are the first guess: x and y in an L2 of 50 MB
+ONCE_BYTES = 16 * 1024  # of a row, from which going past the caches is tried where they do not hold all rows
+THREADS_ONCE = 512  # that share such a row
+STAY_ONCE = (0, 1, 2)  # workgroups a unit that stay then; 0: one a row
 FEW_ROWS = 1.0  # rows a compute unit: with fewer, units idle
 OTHER_REGISTERS, STREAMED_REGISTERS = 15, 48  # addresses, sums, the vector that is being worked on
 STREAMED_VECTORS = 4  # a thread, where rows are read twice
@@ -59,7 +62,7 @@ def _gpu(p: RMSNormProblem, target) -> Space:
     """Rows held in registers; read twice where none hold them; in slices where few wide rows leave units idle."""
     space, limits = Space(), target.limits
     few = p.rows_hint < FEW_ROWS * limits.compute_units
-    for config in _held(p, limits):
+    for config in (*_held(p, limits), *(_once(p, limits) if target.name == "sm90a" else ())):
         fit = fitting(p, config, limits)
         if not fit:
             why = f"{config.workgroup_size} threads with {registers(p, config)} registers each do not fit on a unit"
@@ -79,11 +82,30 @@ def _gpu(p: RMSNormProblem, target) -> Space:
     return space
 
 
+def _threads(p: RMSNormProblem, limits) -> int:
+    """That hold a row in registers."""
+    most, least = (_power_of_two(ceil(p.columns / (p.widest_vector * n))) for n in (VECTORS_LEAST, VECTORS_MOST))
+    return min(max(least, min(THREADS_A_ROW, most)), limits.max_workgroup)
+
+
+def _once(p: RMSNormProblem, limits):
+    """Wide rows that caches do not hold: they go past them."""
+    row = p.columns * p.type.bytes
+    if (
+        p.backward
+        or p.rows_hint * row < CACHED_BYTES
+        or row < ONCE_BYTES
+        or p.widest_vector * p.type.bytes < VECTOR_BYTES
+    ):
+        return
+    threads = max(_threads(p, limits), THREADS_ONCE)
+    for stay in STAY_ONCE:
+        yield GpuConfig(threads, 1, p.widest_vector, parts=stay * limits.compute_units, once=True)
+
+
 def _held(p: RMSNormProblem, limits):
     """Configurations with rows in registers, best guess first."""
-    vector = p.widest_vector
-    most, least = (_power_of_two(ceil(p.columns / (vector * n))) for n in (VECTORS_LEAST, VECTORS_MOST))
-    best = min(max(least, min(THREADS_A_ROW, most)), limits.max_workgroup)
+    vector, best = p.widest_vector, _threads(p, limits)
     for threads in dict.fromkeys((best, min(2 * best, limits.max_workgroup), max(1, best // 2))):
         rows = max(1, WORKGROUP_LEAST // threads)
         for parts in _parts(p, limits, threads * rows):
@@ -115,7 +137,7 @@ def _parts(p: RMSNormProblem, limits, workgroup: int) -> tuple[int, ...]:
     if p.rows_hint < FEW_ROWS * limits.compute_units:
         return (0,)
     cached = p.rows_hint * p.columns * p.type.bytes <= CACHED_BYTES
-    return (*stay, 0) if cached else (0, *stay)
+    return (*stay, 0) if cached else (0, stay[0])
 
 
 def _resident(limits, workgroup: int, share: int) -> int:
@@ -127,7 +149,8 @@ def _resident(limits, workgroup: int, share: int) -> int:
 def _words(p: RMSNormProblem, cfg: GpuConfig) -> str:
     vectors = ceil(p.columns / (cfg.threads_per_row * cfg.vector))
     stay = f", {cfg.parts} workgroups that stay{' and fetch ahead' if cfg.ahead else ''}" if cfg.parts else ""
-    return f"{vectors} vectors a thread, {cfg.threads_per_row} threads a row{stay}"
+    once = ", past the caches" if cfg.once else ""
+    return f"{vectors} vectors a thread, {cfg.threads_per_row} threads a row{stay}{once}"
 
 
 def _power_of_two(n: int) -> int:

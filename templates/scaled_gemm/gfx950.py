@@ -17,7 +17,7 @@ from flykernels.lang.fragment import Fragment
 from flykernels.lang.plan import Plan
 from flykernels.lang.ring import Ring
 from flykernels.lang.values import Value
-from templates.gemm.gfx950 import shelves_of, tiles_of
+from templates.gemm.gfx950 import direct_loop_to, shelves_of, tiles_of
 from templates.gemm.gfx950_hti import interleaved_loop
 from templates.gemm.gfx950_output import last_of_slices, slot_bytes, store
 from templates.gemm.order import tile_of
@@ -41,10 +41,22 @@ def why_not(p: ScaledGemmProblem) -> str | None:
     return None
 
 
+def uneven(p: Any, cfg: ScaledConfig) -> str | None:
+    """Why K cannot be cut as a configuration says, in words; None if it can: a slice's last K tile would take in what
+    is the next slice's, or lies beyond the operands."""
+    if cfg.split_k > 1 and p.k % (cfg.split_k * cfg.tile_k):
+        return f"K = {p.k} is not {cfg.split_k} slices of whole K tiles of {cfg.tile_k}"
+    return None
+
+
 def scaled_gemm(k: Kernel, p: Any, cfg: ScaledConfig):
     """The kernel; arguments as `arguments.declared` says (with split_k, `workspace` at the end), a one-dimensional grid
     of tiles x slices of K in the order of the dense kernel's `order.py`. p: a ScaledGemmProblem, which has what the
-    parts of the dense kernel ask of theirs."""
+    parts of the dense kernel ask of theirs. ValueError where K cannot be cut so."""
+    reason = uneven(p, cfg)
+    if reason is not None:
+        raise ValueError(f"{cfg}: {reason}. Do: choose a split_k and tile_k whose product divides K")
+
     # limits: who does which tile of C, over which part of K
     names = declared(p) | ({"workspace": Global(f32, ())} if cfg.split_k > 1 else {})
     given = dict(zip(names, k.args(**names)))
@@ -93,15 +105,19 @@ def multiplied(k: Kernel, p: Any, cfg: ScaledConfig, mma: ScaledMma, views: dict
     """({part of the tile: its sums}, the rings by name, whose LDS is free once all are here) of a workgroup's rows of A
     and columns of B.
 
-    views   "a" and "b", each (rows, bytes along K)
+    views   "a" and "b", each (rows, bytes along K, which may be a Value: a multiple of 32 numbers, or 0)
     scales  with block scaling the same of their scales, (rows, blocks); else empty"""
-    kind = LoadedScales if not cfg.staged(p) else SlotScales if p.blocks % WORD == 0 else ShiftedScales
+    run_time = isinstance(views["a"].shape[1], Value)  # K: groups of it
+    staged = cfg.staged(p) and not run_time
+    kind = LoadedScales if not staged else SlotScales if p.blocks % WORD == 0 else ShiftedScales
     of: dict[str, Any] = {which: kind(k, cfg, mma, view, which) for which, view in scales.items()}
-    slots = Slots(*of.values()) if cfg.staged(p) else None
+    slots = Slots(*of.values()) if staged else None
     ring = lambda which, view, rows, part: ScaledRing(k, p, cfg, which, view, rows, of.get(which), part * rows)
     if cfg.interleaved:
         return interleaved_loop(k, p, cfg, mma, views["a"], views["b"], ring_of=ring, slots=slots)
     rings = {which: ring(which, views[which], tile, 0) for which, tile in zip(("a", "b"), cfg.tile_mn)}
+    if run_time:
+        return {(0, 0): direct_loop_to(k, mma, rings["a"], rings["b"])}, rings
     return {(0, 0): ring_loop(k, mma, rings["a"], rings["b"], slots)}, rings
 
 

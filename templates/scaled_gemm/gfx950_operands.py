@@ -55,7 +55,7 @@ class ScaledRing(Ring):
         super().__init__(k, source, (rows, depth), cfg.stages, byte_swizzle(operand, rows, depth))
         # `_inside` cuts rows where K ends. Rows past the operand's last begin beyond a whole tile's span if rows are
         # further apart than a tile is long: no second size to remember. Not so where all of K lies within one tile.
-        if self.tiles > 1:
+        if not self.run_time and self.tiles > 1:
             self.last_span = self.span
         self.scales, self.first, self.count = scales, first, cfg.steps()
         self.block = BLOCK // FORMATS[kind].per_byte  # bytes

@@ -20,9 +20,9 @@ from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 from templates.gemm import sm90a_cluster
 from templates.gemm.gfx950_operands import matrix
-from templates.gemm.sm90a import READY, Stages, bring_all
 from templates.gemm.sm90a_config import BLOCK_M, WARP, Sm90aConfig, tensor_maps, tma_reads
 from templates.gemm.sm90a_output import EARLY_SUMS, Output, Part
+from templates.gemm.sm90a_ring import READY, Stages, bring_all
 from templates.gemm.sm90a_work import Piece, Work
 
 from .arguments import declared
@@ -46,12 +46,10 @@ def why_not(p: ScaledGemmProblem) -> str | None:
 
 def limit(p: ScaledGemmProblem, cfg: Sm90aConfig) -> str | None:
     """The limit that a configuration runs into beyond those of the dense kernel, in words; None if it fits."""
-    if cfg.kind != "wgmma" or cfg.warm:
-        return "only wgmma configurations that do not warm up"
+    if cfg.kind != "wgmma" or cfg.warm or cfg.k_groups > 1:
+        return "only wgmma configurations that do not warm up, with warpgroups along M and N"
     if cfg.tile_k % PROMOTE:
         return f"K tiles of {cfg.tile_k}; they are whole multiples of {PROMOTE}"
-    if cfg.blocks > 1:  # seen wrong on an H200; why is not known
-        return f"{cfg.blocks} blocks of {BLOCK_M} rows for a warpgroup; scales of A are applied to one"
     if not p.fast_accum and cfg.sums > SUMS_MOST:
         return f"{cfg.sums} sums a thread, twice: wgmma's and those of all of K. At most {SUMS_MOST} fit into registers"
     return None
@@ -92,7 +90,7 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
 
     def bring():
-        bring_all(k, p, cfg, work, ring, rank)
+        bring_all(k, p, cfg, work, given, ring, rank)
 
     def multiply():
         if cfg.bringers > WARP:
@@ -103,6 +101,8 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
             barriers.cluster_barrier()
         else:
             barriers.named_barrier(READY, cfg.workgroup_size)
+        if cfg.k_cluster:
+            barriers.cluster_arrive()
         consume(k, p, cfg, work, given, ring)
 
     k.branch(k.thread >= cfg.multipliers, bring, multiply)
@@ -205,7 +205,7 @@ def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages
             barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
 
         if cfg.k_cluster:
-            sm90a_cluster.add_up(k, p, cfg, acc, ring.memory, barriers.cluster_rank(), output)
+            sm90a_cluster.add_up(k, p, cfg, acc, ring.inbox, barriers.cluster_rank(), output)
         elif work.shares:
             work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
         elif piece.inside is True:

@@ -125,11 +125,10 @@ def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:
             return (
                 f"K = {p.k} is {tiles} K tiles: with fewer than {least} their ends need more registers than there are"
             )
-        two = cfg.steps() > 1 and p.blocks % WORD and sums > SUMS_BESIDE_NEXT
-        if rest and two and (tiles % 2 == 0 or rest == BLOCK):
+        shifted = rest and p.blocks % WORD
+        two = cfg.steps() > 1 and sums > SUMS_BESIDE_NEXT
+        if shifted and two and (tiles % 2 == 0 or rest == BLOCK):
             return f"K = {p.k} ends {rest} numbers into a K tile of two steps: shifted scales leave no registers for it"
     if cfg.lds_bytes(p) > limits.shared_bytes:
         return f"{cfg.lds_bytes(p)} bytes of LDS with scales; a workgroup has {limits.shared_bytes}"
-    if p.k % (cfg.split_k * cfg.tile_k) and cfg.split_k > 1:
-        return f"K = {p.k} is not {cfg.split_k} slices of whole K tiles"
-    return None
+    return gfx950.uneven(p, cfg)

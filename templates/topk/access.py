@@ -75,12 +75,20 @@ class Row:
 
 def write_result(k: Kernel, order: Order, x: Row, values: Row, indices: Row, rank: Value, entry: Value) -> None:
     """Puts a candidate (key and position) in place `rank` of the results."""
-    key, position = key_of(entry), position_of(entry)
-    told = order.value(key).to(values.view.dtype)
+    put_result(k, order, x, values, indices, rank, key_of(entry), position_of(entry))
 
-    @k.when(order.lost(key), carry=told)
-    def value(_):
-        return x.read(position)
+
+def put_result(
+    k: Kernel, order: Order, x: Row, values: Row, indices: Row, rank: Value, key: Value, position: Value
+) -> None:
+    """The same of a candidate in two parts."""
+    value, lost = order.value(key).to(values.view.dtype), order.lost(key)
+
+    if lost is not False:
+
+        @k.when(lost, carry=value)
+        def value(_):
+            return x.read(position)
 
     values.write(value, rank)
     indices.write(position.to(i64), rank)

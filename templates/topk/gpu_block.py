@@ -11,7 +11,7 @@ Elements come in the order of their positions, chunk by chunk, so that one equal
 from __future__ import annotations
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import f32
+from flykernels.dtypes import f32, i16
 from flykernels.lang import Kernel, Value, maximum, minimum, select, trailing_zeros, u32
 
 from .access import Given, vector_of, write_result
@@ -19,8 +19,10 @@ from .config import TopKConfig
 from .gpu_merge import merge
 from .gpu_search import number, over, reaches
 from .gpu_shared import Shared
-from .order import ALL, Order, entry, one, tree
+from .order import ALL, Order, entry, one, tree, zip_pairs
 from .problem import TopKProblem
+
+WORD = 32  # bits of a register
 
 
 def best_of(k: Kernel, order: Order, group: list[tuple]) -> Value:
@@ -31,6 +33,24 @@ def best_of(k: Kernel, order: Order, group: list[tuple]) -> Value:
     if first.dtype not in k.target.packed_maximum or not whole:
         return tree(order.better, [v[j].to(f32) for v, j, *_ in group])
     return tree(order.better, [v for v, j, *_ in group if j == 0]).fold(order.better).to(f32)
+
+
+def picked(vectors: list[Value], i: Value) -> Value:
+    """Element i of all in these vectors, as f32. Registers cannot be indexed: half of them go at a time."""
+    element, width = vectors[0].dtype, vectors[0].width or 1
+    each = WORD // element.bits
+    word = halved([v.bitcast(u32, width // each)[j] for v in vectors for j in range(width // each)], i // each)
+    if each == 1:
+        return word.bitcast(element)
+    return (word >> (i % each * element.bits)).to(i16).bitcast(element).to(f32)
+
+
+def halved(values: list[Value], i: Value) -> Value:
+    """values[i], of a power of two."""
+    while len(values) > 1:
+        odd = (i & 1) > 0
+        values, i = [select(odd, b, a) for a, b in zip_pairs(values)], i >> 1
+    return values[0]
 
 
 def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
@@ -104,9 +124,10 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
                 @k.repeat(carry=tree(lambda a, b: a | b, bits), going=lambda left: left > 0)
                 def _(left):
-                    i = trailing_zeros(left)  # few: they are read once more, and need no register that can be indexed
+                    i = trailing_zeros(left)
                     at = places[0] + (i // vector * threads * vector + i % vector)
-                    key = order.key(x.read(at).to(f32))
+                    again = vector == 1 or len(held) == 1 or k.target.rereads  # or out of registers
+                    key = order.key(x.read(at).to(f32) if again else picked(vectors, i))
                     shared.board.add(entry(key, at), reaches(key, at ^ ALL, limit, position))
                     return left & (left - 1)
 

@@ -1,4 +1,4 @@
-"""The board: candidates in shared memory, each a key with its position. In no order until `ranked` or `sorted`."""
+"""The board: candidates in shared memory, each a key with its position. In no order until they are `ranked`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from .order import key_of, one
 PAIR = 2  # candidates of a read of 16 bytes
 PAIRS = 4  # such reads in flight while a candidate is ranked
 PAD = PAIR * PAIRS
-MOST_MERGED = 8  # candidates of a run that a thread makes at a time
 MOST_SHARERS = 4  # lanes that share the ranking of a candidate
 
 
@@ -116,84 +115,6 @@ class Board:
             @k.when(share.equals(0) & (i < count))
             def _():
                 visit(rank, me)
-
-    def sorted(self, visit: Callable[[Value, Value], None]):
-        """visit(rank, entry) for all candidates, after sorting them: runs of a wave's length by counting, then two
-        neighbouring runs become one, again and again. The board has room for them twice, and a wave's length more."""
-        k, count, thread, length = self.k, self.count, self.k.thread.to(u32), self.k.target.lanes
-        outputs = next(
-            n for n in (1, 2, 4, MOST_MERGED) if n == MOST_MERGED or self.capacity // 2 <= n * k.workgroup_size
-        )
-        half = number(self.capacity // 2 // PAIR * PAIR)
-        each = lambda visit: k.loop(k.thread, count, k.workgroup_size)(lambda i: visit(i.to(u32)))
-
-        @k.when(thread < length)
-        def _():
-            self.entries.put(constant(0, u64), count + thread)
-
-        @k.when(thread.equals(0))
-        def _():
-            self.entries.put(constant(0, u64), half + count)
-
-        k.barrier()
-
-        @each
-        def _(i):
-            me, run = self.entries.get(i), i - i % length
-
-            @k.loop(0, length, PAD, carry=number(0))
-            def rank(j, rank):
-                return self._better_of(run + j.to(u32), me, rank)
-
-            self.entries.put(me, half + run + rank)
-
-        k.barrier()
-
-        @k.repeat(carry=(number(length), half, number(0)), going=lambda s: s[0] < count)
-        def in_order(s):
-            run, source, free = s
-
-            @k.loop(k.thread * outputs, count, k.workgroup_size * outputs)
-            def _(first):
-                self._merge_some(first.to(u32), outputs, run, count, source, free)
-
-            k.barrier()
-            return run + run, free, source
-
-        each(lambda i: visit(i, self.entries.get(in_order[1] + i)))
-
-    def _merge_some(self, first: Value, outputs: int, run: Value, count: Value, source: Value, free: Value):
-        """Places first, ... first + outputs - 1 of what two neighbouring runs make: how many of them come from either
-        run is found by halving (Green, McColl and Bader, GPU Merge Path, 2012), then they are merged one by one."""
-        k = self.k
-        start = first - (first & (run + run - 1))
-        middle, end = minimum(start + run, count), minimum(start + run + run, count)
-        ahead, left, right = first - start, middle - start, end - middle
-        low = select(ahead > right, ahead - right, number(0))
-
-        @k.repeat(carry=(low, minimum(ahead, left)), going=lambda s: s[0] < s[1])
-        def taken(s):
-            low, high = s
-            at = (low + high) >> 1
-            better = self.entries.get(source + (start + at)) > self.entries.get(source + (middle + (ahead - 1 - at)))
-            return select(better, at + 1, low), select(better, high, at)
-
-        a, b = start + taken[0], middle + (ahead - taken[0])
-        of = lambda at, end: select(at < end, self.entries.get(source + minimum(at, count)), constant(0, u64))
-        x, y, merged = of(a, middle), of(b, end), []
-        for i in range(outputs):
-            better = x > y
-            merged.append(select(better, x, y))
-            if i + 1 < outputs:
-                a, b = a + one(better), b + one(better ^ 1)
-                following = of(select(better, a, b), select(better, middle, end))
-                x, y = select(better, following, x), select(better, y, following)
-        place = self.entries.at(free + first)
-        if outputs == 1:
-            place.put(merged[0], 0)
-        for i in range(0, outputs - 1, PAIR):
-            two = merged[i].splat(PAIR).insert(1, merged[i + 1])
-            place.write(place.at(i).pointer, two, PAIR * u64.bytes)
 
     def _better_of(self, first: Value, me: Value, rank: Value) -> Value:
         """rank and how many of the PAD candidates from an even place on are better."""

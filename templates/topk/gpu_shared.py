@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flykernels.lang import Kernel, Tally, Value, u32
+from flykernels.lang import Kernel, Tally, Value, minimum, u32
 
+from . import gpu_sort
 from .config import TopKConfig
 from .gpu_board import Board
-from .gpu_search import Searches, Threshold
+from .gpu_search import Searches, Threshold, number
 
-MOST_LANES = 64  # of a wave of any target
 MERGED = 4  # candidates of other workgroups that a thread takes up at a time
 
 
@@ -34,8 +34,13 @@ class Sizes:
         c, most = self.config, self.most(self.config.most_k)
         chunk = min(most, c.workgroup_size * c.groups) * (c.elements // c.groups)  # of a chunk: a search sees to it
         more = max(chunk, MERGED * c.workgroup_size if c.split else 0)
-        twice = 2 * (most + MOST_LANES) if c.family == "select" else 0  # to be sorted
+        twice = 2 * gpu_sort.room(self.sorted, c.workgroup_size) if c.family == "select" else 0
         return max(self.kept(c.most_k) + more, twice)
+
+    @property
+    def sorted(self) -> int:
+        """That are sorted at most: k is wanted of them, and no more if it is a power of two."""
+        return 1 << (self.config.most_k - 1).bit_length()
 
 
 class Shared:
@@ -65,13 +70,16 @@ class Shared:
 
     def finish(self, visit: Callable[[Value, Value], None]) -> None:
         """visit(rank, candidate) for the best `want` candidates, and perhaps some more."""
-        sort = self.config.family == "select"
-        few = self.most if sort else self.most + self.most // 2  # up to here ranking costs less than a cut
+        sort, most = self.config.family == "select", Sizes(self.config).sorted
+        few = number(most) if sort else self.most + self.most // 2  # up to here ranking costs less than a cut
 
         @self.k.when(self.board.count > few)
         def _():
             self.searches.clear()
             self.k.barrier()
-            self.cut()
+            self.board.cut(self._recut, self.want, minimum(self.most, most) if sort else self.most)
 
-        (self.board.sorted if sort else self.board.ranked)(visit)
+        if sort:
+            gpu_sort.sort(self.board, most, visit)
+        else:
+            self.board.ranked(visit)

@@ -4,30 +4,41 @@
     -0 and +0                the same
     key with position        64 bits, key above the position's complement: all differ, of equals the first is greater
 
-Positions are below 2**31. All float types go through f32, which holds bf16 and fp16 exactly; the bits that are 0 in all
-of a type's numbers may be left out of keys, so that a search has fewer of them to find."""
+Positions are below 2**31. Short floats go through f32, which holds bf16 and fp16 exactly; the bits that are 0 in all
+of a type's numbers may be left out of keys, so that a search has fewer of them to find. Keys of 8-byte elements have 64
+bits; only the CPU's kernels take those, and integers, of which the worst has 0 for its key like nobody."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flykernels.dtypes import DType, bf16, f16
+from flykernels.dtypes import DType, bf16, f16, f64, i64
 from flykernels.lang import Value, constant, f32, i32, maximum_or_nan, minimum, select, u32, u64
 
 SIGN, ALL = 0x80000000, 0xFFFFFFFF
-MOST_FINITE = 0xFF7FFFFF  # the greatest key of a finite number
+MOST_FINITE = {f32: 0xFF7FFFFF, f64: 0xFFEF_FFFF_FFFF_FFFF}  # the greatest key of a finite number
 NOBODY = 0
+ENTRY_BYTES = 8
 SPARE_BITS = {bf16: 16, f16: 13}  # of an f32 that holds such a number: they are 0
 
 
 @dataclass(frozen=True)
 class Order:
-    """Of the largest elements first, or of the smallest.
+    """Of the largest elements first, or of the smallest; of floats.
 
-    spare: low bits of an f32's order that keys are without, as all numbers have zeros there"""
+    spare   low bits of an f32's order that keys are without, as all numbers have zeros there
+    number  what elements are compared as: f32, or f64"""
 
     largest: bool
     spare: int = 0
+    number: DType = f32
+
+    @staticmethod
+    def of(largest: bool, element: DType) -> Order:
+        """Of any type of elements."""
+        if element.is_float:
+            return Order(largest, number=element if element.bits > f32.bits else f32)
+        return Integers(largest, number=element if element.bits > i32.bits else i32)
 
     @staticmethod
     def short(largest: bool, element: DType) -> Order:
@@ -35,37 +46,56 @@ class Order:
         return Order(largest, SPARE_BITS.get(element, 0))
 
     @property
+    def keys(self) -> DType:
+        """The type of keys."""
+        return u64 if self.number.bits > u32.bits else u32
+
+    @property
+    def sign(self) -> int:
+        return 1 << (self.number.bits - 1)
+
+    @property
+    def all(self) -> int:
+        return (1 << self.number.bits) - 1
+
+    @property
     def key_bits(self) -> int:
-        return 32 - self.spare
+        return self.number.bits - self.spare
 
     @property
     def nan(self) -> int:
-        return ALL >> self.spare if self.largest else 1
+        return self.all >> self.spare if self.largest else 1
 
     @property
     def zero(self) -> int:
-        return (SIGN if self.largest else SIGN - 1) >> self.spare
+        return (self.sign if self.largest else self.sign - 1) >> self.spare
+
+    @property
+    def unbounded(self) -> Value:
+        """A bound that nothing is worse than."""
+        return constant(float("nan"), self.number)
 
     def key(self, x: Value) -> Value:
-        """An f32's key; of a vector's elements theirs."""
-        plain = x + 0.0  # makes +0 of -0
-        bits = plain.bitcast(u32, x.width)
-        flip = (plain.bitcast(i32, x.width) >> 31).to(u32) | SIGN
-        turned = bits ^ (flip if self.largest else flip ^ ALL)
-        return select(plain.equals(plain), turned >> self.spare if self.spare else turned, constant(self.nan, u32))
+        """A number's key; of a vector's elements theirs."""
+        plain, whole = x + 0.0, i64 if self.keys == u64 else i32  # + 0.0 makes +0 of -0
+        bits = plain.bitcast(self.keys, x.width)
+        flip = (plain.bitcast(whole, x.width) >> (self.number.bits - 1)).to(self.keys) | self.sign
+        turned = bits ^ (flip if self.largest else flip ^ self.all)
+        turned = turned >> self.spare if self.spare else turned
+        return select(plain.equals(plain), turned, constant(self.nan, self.keys))
 
     def value(self, key: Value) -> Value:
-        """The f32 with this key; +0 for zeros, some NaN for NaN, and any number for no key at all."""
+        """The number with this key; +0 for zeros, some NaN for NaN, and any number for no key at all."""
         full = key << self.spare if self.spare else key
-        bits = full if self.largest else full ^ ALL
-        bits = select(bits < SIGN, bits ^ ALL, bits ^ SIGN)
-        return (bits >> self.spare << self.spare if self.spare else bits).bitcast(f32, key.width)
+        bits = full if self.largest else full ^ self.all
+        bits = select(bits < self.sign, bits ^ self.all, bits ^ self.sign)
+        return (bits >> self.spare << self.spare if self.spare else bits).bitcast(self.number, key.width)
 
     def above(self, key: Value) -> Value:
-        """The f32 that elements with greater keys are not worse than; above infinity: infinity."""
-        return self.value(minimum(key, MOST_FINITE) + 1)
+        """What elements with greater keys are not worse than; above infinity: infinity."""
+        return self.value(minimum(key, MOST_FINITE[self.number]) + 1)
 
-    def lost(self, key: Value) -> Value:
+    def lost(self, key: Value) -> Value | bool:
         """Whether the element itself must be looked up: its key does not tell it bit for bit."""
         return key.equals(self.zero) | key.equals(self.nan)
 
@@ -82,9 +112,38 @@ class Order:
         return ((x < bound) if self.largest else (x > bound)) ^ 1
 
 
+class Integers(Order):
+    """Of integers, compared as i32 or i64: each has a key of its own."""
+
+    @property
+    def unbounded(self) -> Value:
+        return self.value(constant(NOBODY, self.keys))
+
+    def key(self, x: Value) -> Value:
+        return x.to(self.keys) ^ (self.sign if self.largest else self.sign - 1)
+
+    def value(self, key: Value) -> Value:
+        return (key ^ (self.sign if self.largest else self.sign - 1)).to(self.number)
+
+    def above(self, key: Value) -> Value:
+        """Above the greatest: that one."""
+        return self.value(minimum(key, self.all - 1) + 1)
+
+    def lost(self, key: Value) -> bool:
+        return False
+
+    def not_worse(self, x: Value, bound: Value) -> Value:
+        return x >= bound if self.largest else x <= bound
+
+
 def entry(key: Value, position: Value) -> Value:
     """Key and position in one number."""
-    return (key.to(u64) << 32) | (position ^ ALL).to(u64)
+    return entry_of(key, position ^ ALL)
+
+
+def entry_of(key: Value, complement: Value) -> Value:
+    """A key and the complement of a position in one number."""
+    return (key.to(u64) << 32) | complement.to(u64)
 
 
 def key_of(entry: Value) -> Value:

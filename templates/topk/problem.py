@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from flykernels.dtypes import DType, dtype
 
 DTYPES = ("f32", "bf16", "f16")
+CPU_DTYPES = (*DTYPES, "f64", "i64", "i32", "i16", "i8", "u8")  # all that torch.topk takes
 LAYOUTS = ("last", "any")
 TARGETS = ("x86", "gfx950", "sm90a")
 MOST_K = 4096  # entries of 8 bytes that one workgroup's shared memory sorts
@@ -24,7 +25,7 @@ class TopKProblem:
     rows      slices along the dimension: the product of all other sizes. A run-time argument
     width     elements of a row: the dimension's size. A run-time argument
     k         results of a row, 1 <= k <= width. A run-time argument
-    dtype     "f32", "bf16" or "f16"
+    dtype     "f32", "bf16" or "f16"; on x86 also "f64", "i64", "i32", "i16", "i8", "u8"
     largest   else the smallest
     sorted    False: the caller takes any order. What comes out is in order all the same
     layout    "last": a row's elements are neighbours (rows, values and indices may lie any distance apart);
@@ -58,7 +59,8 @@ class TopKProblem:
         """Why no kernel of this template serves the problem on `target`, in words; None if one does."""
         if target.name not in TARGETS:
             return f"no top-k kernel is written for {target.name}; there are {', '.join(TARGETS)}"
-        for name, value, known in (("dtype", self.dtype, DTYPES), ("layout", self.layout, LAYOUTS)):
+        dtypes = CPU_DTYPES if target.name == "x86" else DTYPES
+        for name, value, known in (("dtype", self.dtype, dtypes), ("layout", self.layout, LAYOUTS)):
             if value not in known:
                 return f"{name} is {value!r}; kernels exist for {', '.join(known)}"
         if self.k < 0 or self.k > self.width:

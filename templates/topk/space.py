@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from templates.gemm.space import Candidate, Dropped, Space
 
+from .arguments import ENTRY
 from .config import TopKConfig
 from .problem import TopKProblem
 
@@ -24,7 +25,7 @@ def configurations(problem: TopKProblem, target, threads: int = 1) -> Space:
 def _x86(p: TopKProblem, threads: int) -> Space:
     most_k = next(n for n in (16, 128, 1024, 4096) if p.k <= n)
     parts = min(threads // p.rows, p.width // max(SPLIT_FROM, 8 * p.k)) if p.rows < threads else 1
-    if parts > 1:
+    if parts > 1 and p.element.bytes <= ENTRY // 2:  # an entry in the workspace holds a key of 32 bits
         config = TopKConfig("scan", most_k, split=True, parts=parts, threads=threads)
         return Space([Candidate(config, f"{p.rows} rows for {threads} threads: each row in {parts} parts")])
     used = max(1, min(threads, p.rows, p.rows * p.width // SHARE_FROM))

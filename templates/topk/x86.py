@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import f32, i32, i64
+from flykernels.dtypes import i32, i64
 from flykernels.lang import Kernel, Value, View, atomic, constant, lanes_mask, minimum, select, u32, u64
 from flykernels.lang.memory import advance
 
-from .access import Given, Row, write_result
+from .access import Given, Row, put_result
 from .arguments import COUNTERS
 from .config import TopKConfig
 from .order import Order, entry, key_of, one, position_of
@@ -52,9 +52,13 @@ class Scan:
     def lanes(self) -> int:
         return self.board.lanes
 
+    def vector(self, row: Row, i: Value) -> Value:
+        """Neighbours from element i on, as what they are compared as."""
+        return row.view.read(row.pointer(i), self.lanes, row.view.dtype.bytes).to(self.order.number)
+
     def start(self):
-        """Nothing is known: a bound of NaN, which nothing is worse than."""
-        return number(0), constant(float("nan"), f32)
+        """Nothing is known."""
+        return number(0), self.order.unbounded
 
     def cut_if_full(self, state):
         """After at most a block has been added."""
@@ -69,7 +73,7 @@ class Scan:
     def primed(self, row: Row, begin: Value, end: Value):
         """A first bound: the k-th of the bests of some groups, which at least k elements reach. Not for large k."""
         k, n, order = self.k, self.lanes, self.order
-        vector = lambda i: row.view.read(row.pointer(begin + i), n, row.view.dtype.bytes).to(f32)
+        vector = lambda i: self.vector(row, begin + i)
         looked_at = minimum(end - begin, PRIMED * GROUPS * n) // (GROUPS * n) * (GROUPS * n)
 
         @k.when((self.want + self.want // 2 <= GROUPS * n) & (looked_at > 0), carry=self.start()[1])
@@ -82,7 +86,7 @@ class Scan:
                 return tuple(select((x > b) if order.largest else (x < b), x, b) for x, b in zip(found, best))
 
             for j, b in enumerate(best):
-                self.board.put(number(j * n), order.key(b), order.key(b))
+                self.board.keys.put(order.key(b), number(j * n))
             return order.value(self.board.threshold(number(GROUPS * n), self.want, most_left(self.want))[0])
 
         return number(0), bound
@@ -91,7 +95,7 @@ class Scan:
         """Elements begin <= i < end of a contiguous row; position offset + i."""
         k, n = self.k, self.lanes
         lanes = lane_numbers(n)
-        vector = lambda i: row.view.read(row.pointer(i), n, row.view.dtype.bytes).to(f32)
+        vector = lambda i: self.vector(row, i)
         whole = begin + (end - begin) // (BLOCK * n) * (BLOCK * n)
         vectors = whole + (end - whole) // n * n
 
@@ -124,7 +128,7 @@ class Scan:
 
         @k.loop(vectors.to(i32), end.to(i32), carry=self.cut_if_full(rest))
         def last(i, s):
-            x = row.read(i.to(u32)).to(f32)
+            x = row.read(i.to(u32)).to(self.order.number)
             self.board.put(s[0], self.order.key(x), i.to(u32) + offset)
             return s[0] + one(self.order.not_worse(x, s[1])), s[1]
 
@@ -132,8 +136,9 @@ class Scan:
 
     def gathered(self, row: Row, begin: Value, end: Value, state):
         """The same of a row with strides."""
-        k, buffer = self.k, self.k.private(f32, GATHERED)
-        near = Row(buffer, 1, f32.bytes)
+        k, element = self.k, self.order.number
+        buffer = k.private(element, GATHERED)
+        near = Row(buffer, 1, element.bytes)
 
         @k.loop(begin.to(i32), end.to(i32), GATHERED, carry=state)
         def after(first, s):
@@ -142,7 +147,7 @@ class Scan:
 
             @k.loop(0, count.to(i32))
             def _(i):
-                buffer.put(row.read(first + i.to(u32)).to(f32), i)
+                buffer.put(row.read(first + i.to(u32)).to(element), i)
 
             return self.over(near, number(0), count, s, first)
 
@@ -150,12 +155,12 @@ class Scan:
 
 
 def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
-    given, order = Given.declare(k, p, cfg), Order(p.largest)
+    given, order = Given.declare(k, p, cfg), Order.of(p.largest, p.element)
     k.grid = ((Extent("rows"), *((Extent("parts"),) if cfg.split else ())),)
     width, want = given["width"].to(u32), given["k"].to(u32)
-    lanes = k.target.vector_bytes // f32.bytes
+    lanes = k.target.vector_bytes // u32.bytes
     room = kept(cfg.most_k) + BLOCK * lanes
-    board = Board.make(k, room)
+    board = Board.make(k, room, order.keys)
     scan = Scan(k, order, board, want)
 
     # prologue: this workgroup's part of a row
@@ -192,7 +197,7 @@ def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     def to_results(rank, key, position):
         @k.when(rank < want)
         def _():
-            write_result(k, order, x, values, indices, rank, entry(key, position))
+            put_result(k, order, x, values, indices, rank, key, position)
 
     if not cfg.split:
         finish(count, to_results)
@@ -225,7 +230,7 @@ def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         def merged(i, s):
             e = lists.get(i)
             board.put(s[0], key_of(e), position_of(e))
-            return scan.cut_if_full((s[0] + one(key_of(e) > 0), s[1]))
+            return scan.cut_if_full((s[0] + one(e > 0), s[1]))
 
         finish(merged[0], to_results)
 

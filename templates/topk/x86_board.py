@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flykernels.dtypes import i32
+from flykernels.dtypes import DType, i32
 from flykernels.lang import Kernel, Value, View, constant, lanes_mask, maximum, minimum, popcount, select, u32
 
 from .order import ALL, NOBODY, one
@@ -29,15 +29,15 @@ def number(x: int) -> Value:
 
 
 class Board:
-    """keys and positions: `capacity` u32 each, and room for a vector more."""
+    """keys (u32 or u64) and positions (u32): `capacity` each, and room for a vector more."""
 
     def __init__(self, k: Kernel, keys: View, positions: View):
         self.k, self.lanes, self.keys, self.positions = k, k.target.vector_bytes // u32.bytes, keys, positions
 
     @staticmethod
-    def make(k: Kernel, capacity: int) -> Board:
+    def make(k: Kernel, capacity: int, keys: DType = u32) -> Board:
         room = capacity + k.target.vector_bytes // u32.bytes
-        return Board(k, k.private(u32, room), k.private(u32, room))
+        return Board(k, k.private(keys, room), k.private(u32, room))
 
     def beyond(self, count: int) -> Board:
         """What is left of it above `count` candidates, as another board."""
@@ -49,8 +49,7 @@ class Board:
         self.positions.put(positions, at)
 
     def _vectors(self, count: Value, start, f: Callable):
-        """f(f(start, keys), keys) ... over whole vectors; beyond `count` keys are 0."""
-        self.keys.put(constant(NOBODY, u32, self.lanes), count)
+        """f(f(start, keys), keys) ... over whole vectors: what stands beyond `count` counts too."""
 
         @self.k.loop(0, count.to(i32), self.lanes, carry=start)
         def out(i, so_far):
@@ -58,17 +57,19 @@ class Board:
 
         return out
 
+    def _key(self, x: int, width: int | None = None) -> Value:
+        return constant(x, self.keys.dtype, width)
+
     def threshold(self, count: Value, want: Value, most: Value) -> tuple[Value, Value]:
         """(T, how many of the keys T are wanted): at least `want` keys are >= T, at most `most` unless more equal T.
 
         count >= want >= 1."""
         k, n = self.k, self.lanes
-        splat = lambda x: constant(x, u32, n)
-        extend = lambda s, v: (minimum(s[0], select(v.equals(NOBODY), splat(ALL), v)), maximum(s[1], v))
-        ends = self._vectors(count, (splat(ALL), splat(NOBODY)), extend)
+        ends = self._ends(count)
+        self.keys.put(self._key(NOBODY, n), count)
 
         @k.repeat(
-            carry=(ends[0].fold(minimum), ends[1].fold(maximum), count, number(0)),
+            carry=(*ends, count, number(0)),
             going=lambda s: (s[0] < s[1]) & (s[2] > most),
         )
         def found(s):
@@ -77,7 +78,7 @@ class Board:
             step = span >> 2
             at = [low + minimum(span, maximum(step * j, j)) for j in range(1, PIVOTS + 1)]
             add = lambda s, v: tuple(c + one(v >= pivot) for c, pivot in zip(s, at))
-            totals = self._vectors(count, tuple(splat(0) for _ in at), add)
+            totals = self._vectors(count, tuple(constant(0, u32, n) for _ in at), add)  # pivots are above 0
             counts = [c.fold(lambda a, b: a + b) for c in totals]
             for pivot, c in zip(at, counts):
                 low, reach = select(c >= want, pivot, low), select(c >= want, c, reach)
@@ -88,17 +89,30 @@ class Board:
         limit, _, reach, above = found
         return limit, select(reach > most, want - above, number(ALL))
 
+    def _ends(self, count: Value) -> tuple[Value, Value]:
+        """The least and the greatest key."""
+        some = self.keys.get(0).splat(self.lanes)
+        self.keys.put(some, count)
+        ends = self._vectors(count, (some, some), lambda s, v: (minimum(s[0], v), maximum(s[1], v)))
+        return ends[0].fold(minimum), ends[1].fold(maximum)
+
+    def _packed(self, keys: Value, chosen: Value) -> Value:
+        """The keys of the chosen lanes, moved to the front: of 64 bits by halves."""
+        pack = self.k.target.compress
+        if keys.dtype.bits == u32.bits:
+            return pack(keys, chosen)
+        low, high = pack(keys.to(u32), chosen), pack((keys >> u32.bits).to(u32), chosen)
+        return (high.to(keys.dtype) << u32.bits) | low.to(keys.dtype)
+
     def add(self, count: Value, keys: Value, positions: Value, chosen: Value) -> Value:
         """The lanes whose bits are set in `chosen`; the new count."""
-        pack = self.k.target.compress
-        self.put(count, pack(keys, chosen), pack(positions, chosen))
+        self.put(count, self._packed(keys, chosen), self.k.target.compress(positions, chosen))
         return count + popcount(chosen)
 
     def cut(self, count: Value, want: Value, most: Value) -> tuple[Value, Value]:
         """Drops candidates until between `want` and `most` are left, the best; (how many, T as `threshold`'s)."""
         k, n = self.k, self.lanes
-        limit, ties = self.threshold(count, want, most)
-        self.keys.put(constant(NOBODY, u32, n), count)
+        limit, ties = self.threshold(count, want, most)  # has put nobody's keys behind the last one
 
         @k.loop(0, count.to(i32), n, carry=(number(0), ties))
         def left(first, s):
@@ -138,8 +152,8 @@ class Board:
         k, digits = self.k, 1 << DIGIT
         starts = k.private(u32, digits)
         source, target = self, spare
-        for shift in range(0, u32.bits, DIGIT):
-            digit = lambda key: ((key ^ ALL) >> shift) & (digits - 1)  # the best first
+        for shift in range(0, self.keys.dtype.bits, DIGIT):
+            digit = lambda key: ((key >> shift).to(u32) ^ ALL) & (digits - 1)  # the best first
 
             @k.loop(0, digits)
             def _(d):

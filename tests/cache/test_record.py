@@ -108,6 +108,31 @@ def problem(**changes):
     return line(problem={k: v for k, v in held.items() if v != "gone"})
 
 
+NORM = {"dtype": "f32", "weight_dtype": "none", "rows": 4, "width": 64}
+TOPK = {"dtype": "bf16", "largest": False, "layout": "any", "wide": False, "rows": 8, "width": 256, "k": 4}
+CASES = [
+    ("rms_norm", {**NORM, "gradient": True}),
+    ("rms_norm", {**NORM, "align": 8}),
+    ("rms_norm_backward", {**NORM, "weight_dtype": "f32", "align": 16, "weight_gradient": True}),
+    ("topk", TOPK),
+]
+
+
+def test_cases_of_eager_operators_are_read_too(tmp_path):
+    path = tmp_path / "misses"
+    asked = [Key(f"eager {op}", case, TARGET, {"plugin": "1"}) for op, case in CASES]
+    for each in [key(), *asked, *asked]:
+        note(each, str(path))
+    (product, *eager), torn = read(path)
+    assert torn == 0 and product.key({"plugin": "1"}) == key() and [m.key({"plugin": "1"}) for m in eager] == asked
+    assert [m.template for m in eager] == ["rms_norm", "rms_norm", "rms_norm", "topk"]
+
+
+def case(op="topk", **changes):
+    held = {**dict(CASES)[op], **changes}
+    return line(op=f"eager {op}", problem={k: v for k, v in held.items() if v != "gone"})
+
+
 BAD = {
     "": "holds no problem",
     "half": "holds no problem",
@@ -135,6 +160,19 @@ BAD = {
     problem(dtype="x" * 101): "too long",
     problem(dtype="\x1b[2J"): "unprintable",
     line(target={"arch": {"a": 1}}): "target's 'arch' is 'dict'",
+    line(op="eager softmax", problem=TOPK): "eager operator 'softmax'; known are rms_norm",
+    line(op="eager ", problem=TOPK): "eager operator ''",
+    case(k="gone"): "a case of topk has dtype, largest",
+    case(exec="x"): "a case of topk has",
+    case("rms_norm", gradient=True): "a case of rms_norm has .*gradient; or .*align",
+    case(k=True): "case's k is 'bool', not of its type",
+    case(rows=0): "case's rows is 0",
+    case(width=1 << 31): "case's width is 2147483648, not from 0",
+    case(dtype="f64"): "case's dtype is 'f64'",
+    case(layout="x" * 101): "too long",
+    case(largest=1): "case's largest is 1, not of its type",
+    case("rms_norm", align=3): "case's align is 3",
+    line(op="eager topk", problem=TOPK, target={"arch": 1.5}): "target's 'arch' is 'float'",
     line(target={"arch": "gfx950", "product": "a\nb"}): "unprintable",
 }
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flykernels.codeobject import Argument, CodeObject, CodeObjectError, Extent
-from tuning_cache import FAILED, Entry, EntryError, Key, NewerFormat, Store, Timing, export
-from tuning_cache.entry import check_line, sealed
+from tuning_cache import FAILED, Entry, EntryError, Key, NewerFormat, Store, Timing, canonical, export
+from tuning_cache.entry import check_line, entry_of, sealed
 
 VERSIONS = {"plugin": "1", "templates": "abc", "mlir": "flydsl 0.5.0"}
 
@@ -330,3 +330,35 @@ except BundleError as e:
     done = subprocess.run([sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True)
     assert "cannot be written: File too large" in done.stdout
     assert not [p for p in (tmp_path / "full").rglob("*") if p.is_file() and p.suffix != ".lock"]
+
+
+PLAIN_VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    st.dictionaries(
+        st.text(max_size=5), PLAIN_VALUES | st.floats(allow_nan=False) | st.lists(PLAIN_VALUES, max_size=2)
+    ),
+    st.dictionaries(st.text(max_size=5), PLAIN_VALUES),
+)
+def test_an_address_is_that_of_the_canonical_key_whatever_writes_it(problem, target):
+    """Also for what a faster writer of JSON would write in another way: large numbers, floats, names beyond ASCII."""
+    k = Key("mm", problem, target, VERSIONS)
+    named = {"op": "mm", "problem": problem, "target": target, "versions": {"plugin": "1", "templates": "abc"}}
+    assert k.digest == hashlib.sha256(canonical(named).encode()).hexdigest()
+    same = replace(k, target={name: 1 if value is True else value for name, value in target.items()})  # 1 == True
+    assert (same.digest == k.digest) == (True not in target.values())
+    line = entry(k).to_line()
+    assert entry_of(line, k) == Entry.from_json(line) == entry(k)
+    other = replace(k, versions={**VERSIONS, "mlir": "another"})
+    assert entry_of(line, other).key == k and not other.agrees(entry_of(line, other).key)
+
+
+def test_a_line_of_another_key_or_no_line_is_not_the_keys_entry():
+    line = entry(key(1)).to_line()
+    assert entry_of(line, key(1)) == entry(key(1))
+    for other in (key(2), key(1, templates="def"), replace(key(1), op="bmm"), replace(key(1), target={})):
+        assert entry_of(line, other) is None
+    for text in (b"", b"{}", entry(key(1)).to_json().encode(), line[:-2], line.replace(b"20.0", b"21.0")):
+        assert entry_of(text, key(1)) is None

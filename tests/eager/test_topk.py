@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flykernels.launch import torch_door
-from inductor_plugin import eager
+from inductor_plugin import eager, eager_gate, eager_topk
 
 from .conftest import both
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+OTHERS = [torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
 
 @pytest.fixture
@@ -81,8 +82,7 @@ def test_any_shape_offset_row_stride_and_ties(on, rows, width, share, dtype, pad
     largest=st.booleans(), swapped=st.booleans(), from_end=st.booleans(),
 )  # fmt: skip
 def test_any_dimension(on, before, width, share, after, dtype, pad, largest, swapped, from_end):
-    """The dimension in the middle; rows that are padded, and axes that lie in another order (some of these are ATen's,
-    which leaves the order of equal elements open: there are none)."""
+    """The dimension in the middle; rows that are padded, and axes that lie in another order."""
     shape, dim, k = (*before, width, *after), len(before), max(1, int(share * width))
     x = torch.rand(shape).argsort(dim=dim).to(dtype)
     x = torch.nn.functional.pad(x, (0, pad)).narrow(-1, 0, shape[-1])
@@ -103,6 +103,56 @@ def test_other_dimensions_are_ours(slots):
         for got in (torch.topk(x, 9, dim), torch.topk(x, 9, dim, out=out)):
             assert torch.equal(got[0], values) and torch.equal(got[1], order)
         assert (torch_door.OURS, n, 9) in slots()
+
+
+@pytest.mark.parametrize("dtype", OTHERS)
+def test_doubles_and_integers(slots, dtype):
+    """The least number of a type, whose key is 0, as well; ties; doubles that f32 does not tell apart."""
+    if dtype.is_floating_point:
+        odd = [torch.nan, -torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, 1.0 + 2.0**-50, -(1.0 + 2.0**-50), 5e-324]
+    else:
+        ends = torch.iinfo(dtype)
+        odd = [ends.min, ends.min + 1, ends.max - 1, ends.max, 0, 1]
+    few = torch.tensor(odd, dtype=dtype)
+    for n, k in ((7, 7), (128, 6), (900, 16)):
+        some, least = few[torch.randint(0, len(few), (3, n))], few[:1].expand(3, n).contiguous()
+        spread = torch.linspace(0, 250, n).repeat(3, 1).to(dtype)
+        for largest in (True, False):
+            for x in (some, least, spread):
+                values, order = torch.topk(x, k, -1, largest)
+                key = torch.where(x.isnan(), torch.nan, x) if dtype.is_floating_point else x
+                want = torch.sort(key, dim=-1, descending=largest, stable=True).indices[:, :k]
+                assert torch.equal(order, want), (n, k, largest)
+                assert torch.equal(values.view(torch.uint8), x.gather(-1, want).view(torch.uint8))
+        assert (torch_door.OURS, n, k) in slots()
+    x = few[torch.randint(0, len(few), (300, 5))]
+    values, order = torch.topk(x, 4, 0)
+    given = torch.topk(x, 4, 0, out=(torch.empty_like(values), torch.empty_like(order)))
+    assert torch.equal(given[1], order) and torch.equal(values.nan_to_num(7), x.gather(0, order).nan_to_num(7))
+
+
+def test_rows_at_several_distances(slots):
+    """At two distances a kernel takes them, at more a dense copy is made: of equal elements the first ones come first
+    here too."""
+    x = torch.randint(0, 4, (4, 5, 6, 70)).float()
+    views = [(x[:, :3], -1), (x[:, :, ::2], 1), (x[:, 1:4, :5, 3:60], 3), (x[:3, :, 2, 5:], -1), (x[0, :4, ::2], 2)]
+    for view, dim in (*views, (x[:, :3, :4], -1), (x[:, :3, :4, ::3], 0)):
+        values, indices = torch.topk(view, 3, dim)
+        order = expected(view, 3, dim)[1]
+        assert torch.equal(indices, order) and torch.equal(values, view.gather(dim, order))
+        assert values.is_contiguous() and (torch_door.OURS, view.shape[dim], 3) in slots()
+
+
+def test_copies_of_uneven_rows_are_freed(on):
+    held = torch.randn(4, 5, 3, 700)[:, :3, :2]
+    torch.topk(held, 5)
+    before = len(torch.topk(held, 5)[0])
+    import resource
+
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(4000):  # each copy has 67 KB
+        torch.topk(held, 5)
+    assert before == 4 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start < 100_000  # KB, not 268,000
 
 
 def test_out_that_overlaps_a_transposed_input_is_atens_error(prefer_ours):
@@ -157,6 +207,25 @@ def test_adversarial_data(on, data):
         assert_topk(made[data].repeat(2, 1), k)
 
 
+def test_a_row_with_nans_is_judged_by_the_stable_sort():
+    """As ATen's GPU kernels order NaNs of both signs one way or the other (pytorch#117617), they are no measure."""
+    x = torch.tensor([[1.0, -torch.nan, torch.nan, 2.0]])
+    values, indices = expected(torch.where(x.isnan(), torch.nan, x), 4)
+    theirs = torch.tensor([[torch.nan, 2.0, 1.0, -torch.nan]])
+    eager_topk.check((values, indices), x, 4, -1, True, (theirs, None))
+    for wrong in ([[2, 1, 3, 0]], [[1, 2, 0, 3]]):  # of equals the second first; a lesser one first
+        wrong = torch.tensor(wrong)
+        with pytest.raises(eager_gate.Wrong):
+            eager_topk.check((x.gather(1, wrong), wrong), x, 4, -1, True, (theirs, None))
+
+
+def test_rows_far_apart(on):
+    """pytorch#191447: spans over 2 GiB; memory that is never touched takes no room."""
+    x = torch.empty(2**31 + 64, dtype=torch.bfloat16).as_strided((2, 64), (2**31, 1))
+    x.copy_(torch.randn(2, 64))
+    assert_topk(x, 5)
+
+
 def test_just_past_powers_of_two(on):
     """pytorch#190843."""
     for n in (4097, 8193, 16385):
@@ -180,6 +249,11 @@ ATENS = {
     "a number, k = 2": lambda: torch.topk(torch.tensor(3.0), 2),
     "0 rows": lambda: torch.topk(torch.randn(0, 5), 2),
     "0 columns": lambda: torch.topk(torch.randn(5, 0), 0),
+    "0 columns, k = 1": lambda: torch.topk(torch.randn(5, 0), 1),
+    "0 rows, k > N": lambda: torch.topk(torch.randn(0, 5), 6),
+    "0 in the middle": lambda: torch.topk(torch.randn(2, 0, 3), 2),
+    "uneven rows, k = 0": lambda: torch.topk(torch.randn(4, 5, 6)[:, :3], 0),
+    "uneven rows, k > N": lambda: torch.topk(torch.randn(4, 5, 6)[:, :3], 7),
     "float64": lambda: torch.topk(torch.randn(3, 5).double(), 2),
     "integers": lambda: torch.topk(torch.randperm(15).view(3, 5), 2),
     "booleans": lambda: torch.topk(torch.ones(3, 5).bool(), 2),

@@ -54,10 +54,9 @@ class Case:
         """The scalar arguments."""
         h = self.held
         first = [self.tokens, h["a"].strides[0], h["b"].strides[-2], self.c_row]
-        scales = [h["scale_a"].strides[0], h["scale_b"].strides[-2]]
-        groups = (
-            [h["b"].strides[0], h["scale_b"].strides[0]] if self.problem.form == "m" else [self.shape[1] * self.c_row]
-        )
+        scales = [h["scale_a"].strides[0], h["scale_b"].strides[-2]] if self.problem.scaling == "block" else []
+        groups = [h[x].strides[0] // h[x].itemsize for x in ("b", "scale_b")]
+        groups = groups if self.problem.form == "m" else [self.shape[1] * self.c_row]
         return first + scales + groups
 
     def check(self, c: np.ndarray) -> None:
@@ -77,8 +76,8 @@ class Case:
 
 
 def apart(x: np.ndarray, pad: int) -> np.ndarray:
-    """The same rows `pad` bytes apart, in memory whose other bytes are NaN."""
-    whole = np.full((*x.shape[:-1], x.shape[-1] + pad), NAN_CODE, np.uint8)
+    """The same rows `pad` elements apart, in memory whose other bytes are NaN."""
+    whole = np.full((*x.shape[:-1], x.shape[-1] + pad), NAN_CODE if x.dtype == np.uint8 else np.nan, x.dtype)
     whole[..., : x.shape[-1]] = x
     return whole[..., : x.shape[-1]]
 
@@ -97,9 +96,12 @@ def case(
     }
     for name, shape in (("scale_a", (m, k // BLOCK)), ("scale_b", (*lead, p.n, k // BLOCK))):
         held[name] = rng.integers(centre - spread, centre + spread + 1, shape).astype(np.uint8)
+    if p.scaling == "row":
+        draw = lambda *shape: rng.uniform(0.5, 2.0, shape).astype(np.float32)
+        held |= {"scale_a": draw(m), "scale_b": draw(p.groups, p.n)}
     past = int(np.clip(offs // p.unit * p.unit, 0, tokens).max(initial=0))
     if p.form == "m":
-        held["scale_a"][past:] = NAN_CODE
+        held["scale_a"][past:] = NAN_CODE if p.scaling == "block" else np.nan
     else:
         for name in ("scale_a", "scale_b"):
             held[name][:, past // BLOCK :] = NAN_CODE

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from flykernels.microscaling import BLOCK
 from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950
 from templates.grouped_gemm.scaled.arguments import POINTERS
@@ -36,8 +37,11 @@ def run(found: Case, cfg: ScaledGroupedConfig) -> None:
     whole = lambda x: x if x.base is None else x.base
     memory = {name: whole(x) for name, x in found.held.items()} | {"offs": found.offs, "c": c[GUARD:]}
     arguments = [memory[name] for name in POINTERS] + [np.int64(x) for x in found.numbers()]
-    result = run_on_sim(code, arguments, (*code.grid_for({}), 1, 1)[:3], outputs=[POINTERS.index("c")])
-    result.raise_for_findings()
+    workspace = np.zeros(code.workspace_for({}) // 4, np.int32)
+    arguments += [workspace] if code.workspace else []
+    written = None if code.workspace else [POINTERS.index("c")]  # workspace is read as well
+    run_on_sim(code, arguments, (*code.grid_for({}), 1, 1)[:3], outputs=written).raise_for_findings()
+    assert not workspace.any(), "the counter must be 0 after a launch, for the next one"
     found.check(c)
 
 
@@ -68,9 +72,40 @@ def test_interleaved(kind):
     run(case(p, (130, 130, 133)), ScaledGroupedConfig(tile, 2))
 
 
-def test_offs_that_make_no_sense():
-    p = ScaledGroupedProblem("m", 5, n=64, k=128, tokens_hint=50)
+@pytest.mark.parametrize("scaling", ["block", "row"])
+def test_offs_that_make_no_sense(scaling):
+    p = ScaledGroupedProblem("m", 5, n=64, k=128, tokens_hint=50, scaling=scaling)
     run(case(p, (-3, 20, 10, 90, 33), 40), ScaledGroupedConfig(RING, 2))
+
+
+@pytest.mark.parametrize("k", [640, 16, 1040])
+def test_a_scale_for_each_row_and_column(k):
+    """f32 scales; K of less than a tile, of whole tiles, and one that ends within a tile."""
+    p = ScaledGroupedProblem("m", 5, n=72, k=k, tokens_hint=50, scaling="row")
+    run(case(p, UNEVEN, 60, pad=16), ScaledGroupedConfig(RING, 3))
+    wide = ScaledGroupedProblem("m", 2, n=136, k=1024, a_dtype="f8E5M2", tokens_hint=200, scaling="row")
+    if k == 640:
+        run(case(wide, (130, 133)), ScaledGroupedConfig(INTERLEAVED, 2))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "sizes"),
+    [
+        ("f8E4M3FN", "f8E4M3FN", (5, 0, 1, 13, 0)), ("f8E4M3FN", "f8E4M3FN", (0, 0, 0, 0, 0)),
+        ("f4E2M1FN", "f4E2M1FN", (5, 0, 1, 9, 0)), ("f8E5M2", "f4E2M1FN", (1, 1, 1, 1, 1)),
+    ],
+    ids=["mxfp8", "mxfp8, all empty", "mxfp4", "a8w4, a block each"],
+)  # fmt: skip
+def test_weight_gradients(a, b, sizes):
+    """Groups of any number of blocks, which begin at any; empty ones' gradients are zeros."""
+    p = ScaledGroupedProblem("k", 5, m=40, n=72, a_dtype=a, b_dtype=b, tokens_hint=1000, align_scales=1)
+    tile = ScaledConfig(**RING.key() | {"tile_k": 256 if a == "f4E2M1FN" else 128})
+    run(case(p, np.cumsum(sizes) * BLOCK, (sum(sizes) + 2) * BLOCK, pad=16), ScaledGroupedConfig(tile, 3))
+
+
+def test_weight_gradients_of_offs_that_make_no_sense():
+    p = ScaledGroupedProblem("k", 5, m=40, n=72, tokens_hint=200, align_scales=1)
+    run(case(p, (-3, 90, 40, 900, 33), 128), ScaledGroupedConfig(RING, 2))
 
 
 def test_space():
@@ -82,12 +117,15 @@ def test_space():
     assert not any(c.config.tile.interleaved for c in candidates(narrow, gfx950).kept)
     for refused, words in (
         (ScaledGroupedProblem("m", 8, n=64, k=128, align_scales=1), "scales begin at multiples of 1"),
-        (ScaledGroupedProblem("k", 8, m=64, n=64), "weights' gradients"),
+        (ScaledGroupedProblem("k", 8, m=64, n=64, scaling="row"), "only of form 'm'"),
         (ScaledGroupedProblem("m", 8, n=64, k=128, align_a=8), "multiples of 8"),
     ):
         (dropped,) = candidates(refused, gfx950).dropped
         assert words in dropped.reason
         with pytest.raises(ValueError, match=words):
             build(refused, ScaledGroupedConfig(RING, 2), gfx950)
+    gradient = ScaledGroupedProblem("k", 8, m=2048, n=4096, tokens_hint=8192)
+    for c in candidates(gradient, gfx950).kept[:2]:
+        assert not c.config.tile.interleaved and compiled(gradient, c.config).spills == 0
     cfg = ScaledGroupedConfig(RING, 2)
     assert ScaledGroupedConfig(**cfg.key()) == cfg

@@ -69,6 +69,16 @@ def test_candidates(form, out):
         assert out != "bf16" or found.error <= 2e-3, "more than roundings of C make on average"
 
 
+@pytest.mark.parametrize(("a", "b", "k"), [(E4M3, E4M3, 96), (E5M2, E4M3, 37), (E4M3, E5M2, 1)])
+@pytest.mark.parametrize("sizes", [SIZES["uneven"], SIZES["none"]], ids=["uneven", "none"])
+def test_a_scale_for_each_row_and_column(a, b, k, sizes):
+    """f32 scales, K of any length."""
+    p = problem("m", 5, k=k, a_dtype=a, b_dtype=b, scaling="row")
+    check_x86(case(p, ends("m", sizes), int(sum(sizes)) + 3, pad=3), SMALL, threads=2)
+    for c in candidates(p, x86, threads=2).kept[:1]:
+        check_x86(case(p, ends("m", sizes), int(sum(sizes)) + 3), c.config, threads=2)
+
+
 @settings(max_examples=10, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 40), min_size=5, max_size=5), st.sampled_from(FORMS), st.integers(1, 4))
 def test_any_sizes(sizes, form, threads):
@@ -102,6 +112,9 @@ def test_results_do_not_depend_on_the_number_of_threads():
         ({"groups": 513}, "513 groups"),
         ({"a_dtype": "f8E4M3FNUZ"}, "240"),
         ({"form": "n"}, "form"),
+        ({"scaling": "tensor"}, "scaling"),
+        ({"form": "k", "k": 0, "m": 8, "scaling": "row"}, "only of form 'm'"),
+        ({"a_dtype": "f4E2M1FN", "scaling": "row"}, "is for FP8"),
         ({"m": 4}, "only known at run time"),
     ],
 )

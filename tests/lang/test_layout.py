@@ -157,6 +157,14 @@ def test_thread_values_print_their_table():
     assert str(tv).startswith(repr(tv)) and "1.3" in str(tv)
 
 
+def test_an_axis_that_is_reduced_away_leaves_the_others_where_they_begin():
+    tv = ThreadValues((4, 8), (Mode(2, 1, 4), Mode(2, 0, 1)), Mode(4, 1, 1), (Mode(2, 0, 2),), start=(16, 24))
+    rest = tv.without(1)
+    assert rest.start == (16, 0) and rest.edge(0) == tv.edge(0)
+    for thread in range(tv.thread_count):
+        assert rest.origin(thread) == [tv.origin(thread)[0], 0]
+
+
 # -- swizzles
 @given(st.integers(0, 3), st.integers(0, 4), st.integers(3, 6), st.integers(0, 2), st.integers(0, 9))
 def test_swizzles_are_their_own_inverse_and_keep_chunks_together(bits, base, shift, bits2, base2):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -10,7 +12,7 @@ import ray
 from inductor_plugin import devices, fleet, warmup, warmup_asked
 from inductor_plugin.fleet import FleetMeasuring, RayWorkers
 from templates.gemm.workers import BuildFailed
-from tuning_cache import Store
+from tuning_cache import Key, Store
 from tuning_cache.shapes import Shape
 
 SHAPE = Shape("mm", 6, 24, 40, dtype="f32", layout="NN", bias="none")
@@ -18,7 +20,7 @@ SHAPE = Shape("mm", 6, 24, 40, dtype="f32", layout="NN", bias="none")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -99,3 +101,39 @@ def test_problems_are_measured_by_tasks_and_decided_here(tmp_path):
     for _ in other.go(moved):
         pass
     assert "the worker is not" in next(iter(other.undone.values()))
+
+
+def test_problems_are_measured_one_to_a_gpu(tmp_path, monkeypatch):
+    """Two GPUs, as far as ray knows, which shows each task one of them. One task's first worker is killed."""
+
+    def seen(unit, description, known, seconds):
+        import os
+        import signal
+        import time
+
+        import ray
+
+        start, (gpu,) = time.time(), os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        assert ray.get_gpu_ids() == [int(gpu)] or ray.get_gpu_ids() == [gpu]
+        time.sleep(0.5)
+        m = unit.problems[0].key.problem["m"]
+        if m == 1:
+            try:
+                open(f"{tmp_path}/killed", "x").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        return [], {f"{gpu} {start} {time.time()} {m}": "seen"}, 0
+
+    monkeypatch.setattr(fleet, "_measure", seen)
+    # Nothing that a worker has to import torch for.
+    problems = [SimpleNamespace(key=Key("mm", {"m": m}, {"arch": "sm_90"}, {})) for m in (1, 2, 3, 4)]
+    units = [SimpleNamespace(target="sm90a", problems=[p]) for p in problems]
+    measuring = RayWorkers("auto").measuring(units, Store([tmp_path / "store"]), {"sm90a": {"arch": "sm_90"}}, None)
+    for _ in measuring.go(units):
+        pass
+    turns = sorted((gpu, float(start), float(end), m) for gpu, start, end, m in map(str.split, measuring.undone))
+    assert sorted(m for *_, m in turns) == ["1", "2", "3", "4"] and (tmp_path / "killed").exists()
+    assert {gpu for gpu, *_ in turns} == {"0", "1"}
+    for one, two in pairwise(turns):
+        assert one[0] != two[0] or one[2] <= two[1]  # never two at a time on a GPU

@@ -207,7 +207,8 @@ def test_bad_input_is_refused_and_nothing_is_written(tmp_path, own_caches, monke
     path = shapes_file(tmp_path, {"m": 1, "n": 1, "k": 1, "exec": "x"})
     refused = cli(path)
     assert refused.exit_code == 1 and "unknown exec" in refused.output and "Nothing was compiled" in refused.output
-    assert cli(path, "--budget", "soon").exit_code == 2 and cli(path, "--eager").exit_code == 2 and cli().exit_code == 2
+    assert cli(path, "--budget", "soon").exit_code == 2 and cli().exit_code == 2
+    assert cli("--model", "some:model", "--eager").exit_code == 2 and cli(path, "--eager").exit_code == 1
     assert cli(path, "--target", "mi400").exit_code == 2 and cli(str(tmp_path / "none.yaml")).exit_code == 1
     monkeypatch.setenv("FLYKERNELS_MODE", "pinned")
     assert cli(shapes_file(tmp_path, {"m": 1, "n": 8, "k": 8})).exit_code == 1

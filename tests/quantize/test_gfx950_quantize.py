@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from flykernels.sim import run_on_sim
+from flykernels.sim.report import profile
 from flykernels.targets import gfx950
 from templates.quantize.arguments import outputs, shapes
+from templates.quantize.build import default
 from templates.quantize.gpu import GpuConfig
 from templates.quantize.problem import MODES, QuantizeProblem
 
@@ -68,6 +70,33 @@ def test_nan_and_infinity_poison_their_block():
     got = run(p, x)
     assert got["scales"][5, 1] == 255 and got["scales"][33, 0] == 255 and (got["scales"] == 255).sum() == 2
     assert got["scales_t"][40, 0] == 255 and got["scales_t"][3, 1] == 255
+
+
+@pytest.mark.parametrize("which", ORIENTATIONS)
+@pytest.mark.parametrize("format", ["f8E4M3FN", "f4E2M1FN"])
+def test_memory_is_used_in_whole_lines_and_lds_without_conflicts(format, which):
+    """The simulator's counters of a workgroup in the middle of X.
+
+    Codes of 8 rows are half as long as the 16 bytes that read them, and keep together with their neighbours': two
+    turns for such a write, which is under a tenth of the time that memory takes for the tile. Nothing else conflicts.
+    Along rows FP4 codes of a tile of 128 columns are half a line: 64 bytes, a burst of memory."""
+    rows, columns = ORIENTATIONS[which]
+    p, m = QuantizeProblem(n=1024, format=format, rows=rows, columns=columns), 256
+    code, x = compiled(p, gfx950), np.full((m, p.n), 0x3F80, np.uint16)
+    out = [np.zeros(size, np.uint8) for size in shapes(p, m).values()]
+    report = profile(code, [x, *out, np.int64(m), np.int64(p.n)], (*code.grid_for({"m": m}), 1, 1)[:3])
+
+    loads = [s for s in report.memory if s.text.startswith("global_load")]
+    assert loads and all(s.text.startswith("global_load_dwordx4") and s.efficiency == 1 for s in loads)
+    assert sum(s.bytes for s in loads) == np.prod(default(p, gfx950).tile) * x.itemsize  # each number once
+    codes = [s for s in report.memory if s.text.startswith("global_store_dword")]
+    half = format == "f4E2M1FN" and which == "both"
+    assert codes and all(s.efficiency == (0.5 if half and "dword " in s.text else 1) for s in codes)
+    across = [s for s in codes if s.text.startswith("global_store_dwordx4")]
+    assert bool(across) == columns, "transposed codes leave 16 bytes a lane"
+    for s in report.lds:
+        ways = s.conflict_cycles / s.ideal_cycles
+        assert ways <= (2 if s.text.startswith(("ds_write_b64", "ds_write_b32", "ds_write2")) else 1), s.text
 
 
 @pytest.mark.parametrize(("format", "instruction"), [("f8E4M3FN", "fp8"), ("f8E5M2", "bf8"), ("f4E2M1FN", "fp4")])

@@ -114,6 +114,30 @@ def test_accesses_are_coalesced_16_byte_vectors(dtype, width, rows):
         assert candidate.config.vector * TORCH[dtype].itemsize == gfx950.vector_bytes
 
 
+@pytest.mark.parametrize("dtype, width, rows", [("bf16", 4096, 8192), ("f32", 4096, 1024), ("f16", 1024, 64)])
+@pytest.mark.parametrize("sums", [True, False])
+def test_backwards_accesses_are_coalesced(dtype, width, rows, sums):
+    """Of dx and of both ways to the weight's gradient: rows move in 16-byte vectors, all bytes of all lines are used,
+    and LDS has no bank conflicts. A row's rstd is one number, which all its lanes read; the f32 sums of rows of 16 bits
+    leave a thread as two stores, which fill lines together."""
+    problem = P(width, dtype, dtype, rows_hint=rows, **BACK)
+    config = next(c.config for c in configurations(problem, gfx950).kept if c.config.sums == sums)
+    made = operands(problem, 2 * config.rows_per_workgroup, width)
+    for code in codes(problem, config, gfx950):
+        given, grid = arguments_of(problem, config, code, made)
+        loaded = load(code, None)
+        recorder = Recorder(instructions=loaded.code.instructions)
+        Simulation(loaded, given, grid, trace=recorder).run([(0, 0, 0)])
+        assert all(s.cycles == s.ideal for s in recorder.sites.values() if s.ideal)
+        for pc, site in recorder.sites.items():
+            name = loaded.code.instructions[pc].name
+            if not site.ideal and name.endswith("dwordx4"):
+                together = 2 if name == "global_store_dwordx4" and problem.type.bytes == 2 else 1
+                assert together * site.bytes >= LINE * site.lines > 0, name
+            elif not site.ideal and name.startswith("global_load"):
+                assert name == "global_load_dword" and site.lines <= site.accesses, "of rstd, one line a wave"
+
+
 def test_the_weight_gradient_is_the_same_every_time():
     p, config = P(136, "f32", "f32", **BACK), GpuConfig(16, 16, 4, parts=3, sums=True)
     results = []

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flykernels.lang import TraceError
 from flykernels.layout import bank_conflicts
 from flykernels.sim import run_on_sim
 from flykernels.targets import gfx950
@@ -50,6 +51,13 @@ def test_one_scale_a_matrix_or_a_row(scaling, out):
     run(p, SMALL, 70, found=found)
 
 
+def test_a_scale_for_each_row_of_interleaved_parts():
+    """Each quarter of the tile has rows and columns, and so scales, of its own."""
+    cfg = ScaledConfig(tile_m=128, tile_n=128, stages=2, waves=(2, 2), schedule="four")
+    p = ScaledGemmProblem(n=136, k=1024, scaling="row", m_hint=200)
+    run(p, cfg, 133)
+
+
 @pytest.mark.parametrize("kind", [F8, F4])
 def test_interleaved(kind):
     """256 x 256, two workgroups, the second cut on both sides; K of whole tiles and an odd number of slots."""
@@ -63,6 +71,13 @@ def test_interleaved(kind):
 def test_interleaved_with_an_odd_number_of_k_tiles(schedule):
     cfg = ScaledConfig(128, 128, 128, 2, (2, 2), schedule=schedule)
     run(ScaledGemmProblem(n=128, k=128 * 7, b_dtype=F4), cfg, 128)
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+def test_interleaved_with_a_scale_for_a_matrix_or_a_row(scaling):
+    """Each part of a tile has the scales of its own rows and columns."""
+    cfg = ScaledConfig(128, 128, 128, 2, (2, 2), schedule="four")
+    run(ScaledGemmProblem(n=136, k=128 * 3, scaling=scaling, bias="row"), cfg, 140)
 
 
 @pytest.mark.parametrize(("kind", "schedule", "more"), [
@@ -233,3 +248,11 @@ def test_not_eligible(change, words):
     assert words in candidates(p, gfx950).dropped[0].reason
     with pytest.raises(ValueError, match="no scaled GEMM kernel"):
         build(p, SMALL, gfx950)
+
+
+def test_slices_of_k_that_are_no_whole_tiles_are_refused():
+    """By hand too: such a slice would take in the next one's numbers, the last one what lies beyond the operands."""
+    cfg = ScaledConfig(64, 64, 128, 2, (2, 2), split_k=2)
+    with pytest.raises((ValueError, TraceError), match="K = 640 is not 2 slices of whole K tiles of 128"):
+        build(ScaledGemmProblem(n=64, k=640), cfg, gfx950)
+    build(ScaledGemmProblem(n=64, k=768), cfg, gfx950)

@@ -24,6 +24,7 @@ BIG = Config(tile_k=128, stages=4)
 CASES = {
     "small M": (P, Config(tile_m=16, tile_n=32, tile_k=256, stages=12, groups=(1, 1), evict="b", overlap="early")),
     "as many sums as fit": (P, replace(BIG, tile_n=192, persistent=True, overlap="early")),
+    "two blocks of rows a warpgroup": (P, replace(BIG, tile_m=256, tile_n=96, persistent=True, overlap="early")),
     "C by TMA": (P, replace(BIG, tile_n=96, persistent=True, tma_store=True)),
     "fast": (
         replace(P, fast_accum=True, bias="row"),
@@ -95,7 +96,7 @@ def test_not_served(p, words):
 @pytest.mark.parametrize("config, words", [
     (replace(SMALL, tile_k=64), "multiples of 128"),
     (replace(BIG, tile_n=256), f"At most {SUMS_MOST}"),
-    (replace(SMALL, warm=True), "warm up"),
+    (replace(SMALL, warm=1), "warm up"),
     (replace(SMALL, kind="mma"), "only wgmma"),
 ])  # fmt: skip
 def test_configurations_that_do_not_fit(config, words):

@@ -15,6 +15,7 @@ from templates.topk.problem import TopKProblem
 
 from .case import Case
 
+NARROW = ("global_load_dword", "global_load_ushort", "global_load_short_d16", "global_load_short_d16_hi")
 _built: dict = {}
 
 
@@ -59,13 +60,14 @@ def run(p: TopKProblem, config: TopKConfig, x: np.ndarray, **places):
 
 def counters(p: TopKProblem, config: TopKConfig, x: np.ndarray) -> dict[str, int]:
     """Of one workgroup, which is the whole launch: LDS cycles and how many of them are conflicts; loads from memory of
-    16 bytes a lane, the bytes they ask for and those of the lines that they touch."""
+    16 bytes a lane, the bytes they ask for and those of the lines that they touch; and how many lines loads of single
+    elements touch."""
     launch = Launch(p, config, x)
     instructions = decoded(launch.code).code.instructions
     recorder = Recorder(instructions=instructions)
     run_on_sim(launch.code, launch.args, launch.grid, trace=recorder).raise_for_findings()
     launch.check()
-    out = dict.fromkeys(("lds", "conflicts", "wide", "asked", "moved"), 0)
+    out = dict.fromkeys(("lds", "conflicts", "wide", "asked", "moved", "narrow"), 0)
     for pc, site in recorder.sites.items():
         if site.ideal:
             out["lds"] += site.cycles
@@ -74,4 +76,6 @@ def counters(p: TopKProblem, config: TopKConfig, x: np.ndarray) -> dict[str, int
             out["wide"] += site.accesses
             out["asked"] += site.bytes
             out["moved"] += LINE * site.lines
+        elif instructions[pc].name in NARROW:
+            out["narrow"] += site.lines
     return out

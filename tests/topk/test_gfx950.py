@@ -134,21 +134,31 @@ def element_counts(dtype: str) -> dict[str, TopKConfig]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("family", ["rows", "rounds", "block", "held", "select"])
-def test_loads_are_wide_and_coalesced_and_lds_has_no_conflicts(family, dtype):
-    """Each line of x is moved once by 16-byte loads of neighbouring lanes (and the first ones again at the end, where
-    there is no next chunk to fetch). In LDS no two lanes want one bank, but for the sorting of large k: where a lane
-    looks there is what the data says."""
-    rows, width, k = {"rows": (16, 128, 6), "rounds": (16, 256, 6), "select": (1, 8192, 600)}.get(
-        family, (1, 8192, 100)
-    )
-    p, config = TopKProblem(rows, width, k, dtype), element_counts(dtype)[family]
-    seen = counters(p, config, data("normal", rows, width))
-    once = rows * width * p.element.bytes
-    spare = once // 2 if family in ("block", "select") else 0
-    assert once <= seen["moved"] <= once + spare and seen["asked"] >= once and seen["wide"] * 64 * 16 >= once
-    assert seen["conflicts"] <= (seen["lds"] // 4 if family == "select" else 0)
+# One of each kernel that the bench's suite runs first (rows, N, k), and of those of large k
+SUITE = [(1, 128, 6), (4096, 128, 6), (1, 256, 8), (4096, 256, 8), (16, 8192, 8), (1, 32000, 50), (256, 32000, 50)]
+SUITE += [(4096, 32000, 50), (1, 1000000, 100), (1, 8192, 600), (256, 32000, 2048)]
+SHORT = [SUITE[n] for n in (0, 3, 4, 7, 8, 9)]
+
+
+@pytest.mark.parametrize("dtype, shape", [
+    *(("f32", s) for s in SUITE), *(("f16", s) for s in SHORT[:4]), *(("bf16", s) for s in SHORT[2:]),
+])  # fmt: skip
+def test_loads_are_wide_and_coalesced_and_lds_has_no_conflicts(dtype, shape):
+    """Each line of x is moved once by 16-byte loads of neighbouring lanes (and a chunk again at the end, where there is
+    no next one to fetch), single elements are not looked up, and in LDS no two lanes want one bank, whatever the data.
+    Of rows that are walked, two chunks show the walk."""
+    rows, width, k = shape
+    config = replace(configurations(TopKProblem(rows, width, k, dtype), gfx950).kept[0].config, parts=1)
+    chunk = config.workgroup_size * config.elements
+    here = 1 if config.family in ("block", "select") else config.workgroup_size // config.lanes
+    p = TopKProblem(here, width if config.most_width else 2 * chunk, k, dtype)
+    for kind in ("normal", "ascending") if config.family == "select" else ("normal",):
+        seen, once = counters(p, config, data(kind, here, p.width)), here * p.width * p.element.bytes
+        spare = chunk * p.element.bytes if config.family in ("block", "select") else 0
+        assert once <= seen["moved"] <= once + spare and seen["asked"] >= once and seen["wide"] * 64 * 16 >= once
+        last = max(here, config.workgroup_size // 64)  # of a row's last elements: a line a row or a wave
+        assert seen["narrow"] <= last, "single elements are looked up"
+        assert seen["conflicts"] == 0 < seen["lds"] or config.family == "rounds"
 
 
 @pytest.mark.parametrize("family", ["rows", "rounds", "block", "held", "select"])

@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flykernels import dtypes
 from flykernels.targets import x86
+from templates.topk.arguments import scalar_values, workspace_bytes
 from templates.topk.config import TopKConfig
 from templates.topk.problem import TopKProblem
+from templates.topk.reference import reference
 from templates.topk.space import configurations
 
 from .case import KINDS, data
-from .x86_case import run
+from .x86_case import kernel_for, run
 
 SHAPES = [(3, 1, 1), (2, 7, 7), (5, 63, 6), (3, 128, 6), (2, 300, 100), (3, 4096, 8), (2, 9003, 100), (1, 70001, 50)]
 
@@ -86,3 +89,35 @@ def test_nan_of_either_sign_is_greatest():
         for k in range(1, 9):
             p = TopKProblem(1, 8, k, largest=largest)
             run(p, best(p), x)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "i64", "i32", "i8"])
+@pytest.mark.parametrize("largest", [True, False])
+def test_doubles_and_integers(dtype, largest):
+    """Keys of 64 bits, and integers whose least one has the key of nobody: short rows, cuts, a sort of the board, rows
+    in parts, and the best at the end."""
+    kind = np.dtype(dtypes.dtype(dtype).torch)
+    r = np.random.default_rng(3)
+    for width, k in ((7, 7), (128, 6), (4000, 30), (4000, 3000)):
+        if kind.kind == "f":
+            x = r.standard_normal((2, width)) * 1e300
+            x[:, ::7], x[:, 1::11], x[:, 2::13] = np.nan, -np.inf, -0.0
+        else:
+            ends = np.iinfo(kind)
+            x = r.integers(ends.min, ends.max, (2, width), kind, endpoint=True)
+            x[:, ::7], x[:, 1::11] = ends.min, ends.max
+        for held in (x, np.sort(x, axis=1)[:, :: 1 if largest else -1], np.full_like(x, x[0, 0])):
+            held = np.ascontiguousarray(held)
+            p = TopKProblem(2, width, k, dtype, largest, align=kind.itemsize)
+            for threads in (1, 2):
+                config = best(p, threads)
+                if kind.itemsize == 4 and threads == 2 and width == 4000:
+                    config = replace(config, split=True, parts=2)
+                values, indices = np.empty((2, k), kind), np.full((2, k), -1)
+                space = np.zeros(workspace_bytes(config, 2) // 4 + 1, np.uint32)
+                strides = {"x": (width,), "values": (k,), "indices": (k,)}
+                given = [a.ctypes.data for a in (held, values, indices)] + list(scalar_values(p, config, strides))
+                kernel_for(p, config)(*given, *([space.ctypes.data] if config.split else []), threads=threads)
+                want = reference(held, k, largest)
+                assert np.array_equal(indices, want)
+                assert values.tobytes() == np.take_along_axis(held, want, 1).tobytes()

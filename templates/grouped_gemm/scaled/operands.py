@@ -13,12 +13,17 @@ from .problem import ScaledGroupedProblem
 
 
 def matrix(p: ScaledGroupedProblem, given: dict, name: str, group, first, size) -> View:
-    """A group's "a" (M, bytes of K), "b" (bytes of K, N), "scale_a" (M, blocks), "scale_b" (N, blocks) or "c" (M, N).
+    """A group's "a" (M, bytes of K), "b" (bytes of K, N), "scale_a" (M, blocks), "scale_b" (N, blocks) or "c" (M, N);
+    with a scale for each row "scale_a" (M,) and "scale_b" (N,).
 
     group: its number; first, size: which of T it has, in numbers (ints or Values)."""
     wide = lambda x: x.to(i64) if isinstance(x, Value) else x
     group, first = wide(group), wide(first)
     which = name[-1]
+    if name.startswith("scale") and p.scaling == "row":
+        view, offset = given[name], first if which == "a" else group * given["scale_b_group"]
+        pointer = advance(view.pointer, offset, view.dtype)
+        return replace(view, pointer=pointer, shape=(size if which == "a" else p.n,), stride=(1,), multiple=())
     per = BLOCK if name.startswith("scale") else 1 if which == "c" else p.per_byte(which)
     m, deep = (size, p.k // per) if p.form == "m" else (p.m, size // per)
     pitch = given[f"{name}_{'col' if which == 'b' else 'row'}"]

@@ -12,6 +12,7 @@ from templates.scaled_gemm.problem import ALIGN, ScaledGemmProblem
 from ..problem import GROUPS_MOST, RUN_TIME
 
 FORMS = ("m", "k")
+SCALINGS = ("block", "row")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class ScaledGroupedProblem:
     32 has one scale, so it belongs to one group: T is a multiple of 32, and so must offs be (what is not is taken for
     the multiple of 32 below). An empty group writes nothing, or ("k") zeros. What no group owns is not written.
 
+    scaling     "block": as above. "row", of form "m" and FP8: one f32 for a row of A, (T,), and for a column of a
+                group's B, (G, N), both dense but for the stride from group to group
     groups      G, 1 to 512
     m, n, k     sizes of a group's product in numbers; 0 for the one that is only known at run time
     a_dtype     of A: "f8E4M3FN", "f8E5M2" or "f4E2M1FN" (two a byte along what is summed over)
@@ -53,6 +56,7 @@ class ScaledGroupedProblem:
     align_b: int = ALIGN
     align_c: int = ALIGN
     align_scales: int = 4
+    scaling: str = "block"
 
     ragged, c = True, "row"  # what the other grouped kernels' parts ask of their problem
 
@@ -63,12 +67,12 @@ class ScaledGroupedProblem:
     @property
     def unit(self) -> int:
         """Numbers of T that groups begin and end at multiples of."""
-        return BLOCK if self.form == "k" else 1
+        return BLOCK if self.form == "k" else 1  # a block of T has one scale
 
     @property
     def group_hint(self) -> int:
         """T of an average group."""
-        return -(-max(1, self.tokens_hint) // self.groups // self.unit) * self.unit
+        return max(self.unit, -(-max(1, self.tokens_hint) // self.groups // self.unit) * self.unit)
 
     def has_groups(self, operand: str) -> bool:
         """Whether "a", "b" or "c" has a leading axis of groups."""
@@ -80,7 +84,7 @@ class ScaledGroupedProblem:
         m, k = (self.group_hint, self.k) if self.form == "m" else (self.m, self.group_hint)
         return ScaledGemmProblem(
             n=self.n, k=k, a_dtype=self.a_dtype, b_dtype=self.b_dtype, out_dtype=self.out_dtype, m_hint=m,
-            align_a=self.align_a, align_b=self.align_b, align_c=self.align_c,
+            align_a=self.align_a, align_b=self.align_b, align_c=self.align_c, scaling=self.scaling,
         )  # fmt: skip
 
     def per_byte(self, which: str) -> int:
@@ -89,9 +93,11 @@ class ScaledGroupedProblem:
 
     def why_not(self, target) -> str | None:
         """Why no kernel of this template serves the problem on `target`, in words; None if one does."""
-        unknown = not_known(("form", self.form, FORMS))
+        unknown = not_known(("form", self.form, FORMS), ("scaling", self.scaling, SCALINGS))
         if unknown:
             return unknown
+        if self.scaling == "row" and self.form != "m":
+            return "a scale for each row and column: only of form 'm', a layer's forward and its input's gradient"
         if not 1 <= self.groups <= GROUPS_MOST:
             return f"{self.groups} groups: kernels keep track of 1 to {GROUPS_MOST}"
         sizes = {"m": self.m, "n": self.n, "k": self.k}

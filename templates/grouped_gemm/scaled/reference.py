@@ -8,7 +8,7 @@ from math import sqrt
 import numpy as np
 
 from flykernels.dtypes import dtype
-from flykernels.microscaling import BLOCK, dequantised
+from flykernels.microscaling import BLOCK, dequantised, values
 
 from ..reference import bounds
 from .problem import ScaledGroupedProblem
@@ -18,8 +18,13 @@ def reference(p: ScaledGroupedProblem, a, b, scale_a, scale_b, offs) -> tuple[np
     """(C not rounded, the error that f32 sums may show before it is rounded), NaN where no group owns C.
 
     a (T, bytes of K) and b (G, N, bytes of K), or a (M, bytes of T) and b (N, bytes of T): uint8, as scales are, whose
-    last axis counts blocks. The bound is templates.scaled_gemm.reference's."""
-    x, y = dequantised(a, scale_a, dtype(p.a_dtype)), dequantised(b, scale_b, dtype(p.b_dtype))
+    last axis counts blocks; or scales f32 (T,) and (G, N). The bound is templates.scaled_gemm.reference's."""
+    if p.scaling == "row":
+        plain = lambda codes, kind: values(dtype(kind))[codes].astype(np.float64)
+        x, y = (plain(c, kind) * np.asarray(s, np.float64)[..., None]
+                for c, kind, s in ((a, p.a_dtype, scale_a), (b, p.b_dtype, scale_b)))  # fmt: skip
+    else:
+        x, y = dequantised(a, scale_a, dtype(p.a_dtype)), dequantised(b, scale_b, dtype(p.b_dtype))
     tokens = x.shape[0] if p.form == "m" else x.shape[1]
     ends = bounds(np.asarray(offs) // p.unit * p.unit, tokens)
     shape = (tokens, p.n) if p.form == "m" else (p.groups, p.m, p.n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from flykernels.targets import gfx950 as gfx950_target
 from templates.gemm.space import Candidate, Dropped, Space
 from templates.scaled_gemm import space as scaled
 
@@ -40,25 +41,42 @@ def candidates(problem: ScaledGroupedProblem, target, threads: int = 1) -> Space
     return space
 
 
+WAVES_MOST = 8  # 256 registers each; with half of them and 64 sums LLVM spills 3
+
+
 def _on_gfx950(p: ScaledGroupedProblem, target) -> Space:
     """The dense grouped template's candidates for 16-bit operands of as many bytes, as the scaled template has them."""
     d: Any = p.dense  # it has what the dense kernel's configurations ask of a problem
     limits = target.limits
+    rows = p.tokens_hint if p.form == "m" else p.m * p.groups
     alike = GroupedGemmProblem(
-        p.form, p.groups, n=p.n, k=scaled.units(d), out_dtype=p.out_dtype, tokens_hint=p.tokens_hint, align_c=p.align_c
+        "m", p.groups, n=p.n, k=scaled.units(d), out_dtype=p.out_dtype, tokens_hint=rows, align_c=p.align_c
     )
     found = space_gfx950.candidates(alike, target)
     space = Space(dropped=found.dropped)
-    room = limits.shared_bytes - space_gfx950.table_bytes(p.groups, len(scalars(p)), limits)
+    tables = space_gfx950.table_bytes(p.groups, len(scalars(p)), limits)
+    room = limits.shared_bytes - tables
     for c in found.kept:
         tile = scaled.of_dense(d, c.config.tile)
         reason = scaled.limit(d, tile, limits)
-        if tile.interleaved and d.blocks % WORD:
+        if p.form == "k":
+            reason = run_time_limit(d, tile)
+        if tile.interleaved and p.scaling == "block" and d.blocks % WORD:
             reason = f"K = {p.k}: rows of scales are no whole words, and may begin anywhere"
         if tile.lds_bytes(d) > room:
             reason = reason or f"{tile.lds_bytes(d)} bytes of LDS; {room} are left beside the table of groups"
         if reason is None:
-            space.kept.append(Candidate(ScaledGroupedConfig(tile, c.config.workgroups), c.reason))
+            fit = limits.compute_units * (limits.shared_bytes // (tile.lds_bytes(d) + tables))
+            space.kept.append(Candidate(ScaledGroupedConfig(tile, min(c.config.workgroups, fit)), c.reason))
         else:
             space.dropped.append(Dropped(tile, reason))
     return space
+
+
+def run_time_limit(d: Any, tile: Any) -> str | None:
+    """The limit that a tile runs into where only the run knows K, in words; None if it fits."""
+    if tile.interleaved:
+        return "K is only known at run time, and interleaved tiles have slots of scales, which begin at whole words"
+    if tile.workgroup_size > WAVES_MOST * gfx950_target.limits.lanes:
+        return f"scales come through registers, of which more than {WAVES_MOST} waves have too few for two loops over K"
+    return None

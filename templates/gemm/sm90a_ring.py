@@ -1,0 +1,192 @@
+"""The ring of shared-memory stages that an sm_90a GEMM works from, and the warp that fills it by TMA.
+
+A stage is full when its bytes have come, and empty again when every warpgroup has multiplied it. Dense, scaled and
+grouped kernels have the same ring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flykernels.dtypes import i8, i32
+from flykernels.lang import Kernel, Value, constant, minimum, select
+from flykernels.lang.memory import advance
+from flykernels.targets import sm90a_barriers as barriers
+from flykernels.targets import sm90a_tma as tma
+from flykernels.targets import sm90a_wgmma as wgmma
+
+from .gfx950_operands import matrix
+from .problem import GemmProblem
+from .sm90a_config import (
+    BLOCK_K,
+    BLOCK_M,
+    BRINGER_REGISTERS,
+    WARP,
+    Sm90aConfig,
+    along_k,
+    boxes,
+    shared_memory,
+    shared_operands,
+)
+from .sm90a_work import Piece, Work
+
+READY = 1  # the named barrier where warpgroups learn that the ring is there, and later that it is free
+
+
+class Stages:
+    """The workgroup's shared memory: a ring of stages of A and B, each with a barrier that says it is full and one that
+    says it is empty; shelves for C."""
+
+    def __init__(self, k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
+        self.cfg, self.room = cfg, shared_memory(p, cfg)
+        self.a, self.b = shared_operands(p, cfg)
+        self.memory = k.target.dynamic_memory(k, self.room.total)
+        self.full = barriers.Barriers(advance_bytes(self.memory, self.room.barriers), cfg.stages)
+        self.empty = barriers.Barriers(self.full.at(cfg.stages), cfg.stages)
+
+    def prepare(self) -> None:
+        """By one thread, before anyone waits: a stage is full when its bytes have come, and empty when all warpgroups
+        of all workgroups that its boxes come from have multiplied it."""
+        self.full.init(1)
+        self.empty.init(self.cfg.groups[0] * self.cfg.groups[1] * self.cfg.cluster_size)
+        barriers.fence_init()
+
+    def at(self, stage):
+        """Pointers to a stage's A and B."""
+        start = advance_bytes(self.memory, stage * self.room.stage)
+        return start, advance_bytes(start, self.a.bytes)
+
+    @property
+    def shelf(self):
+        return advance_bytes(self.memory, self.room.shelves)
+
+    @property
+    def inbox(self):
+        return advance_bytes(self.memory, self.room.inbox)
+
+    @property
+    def board(self):
+        """A word beside the barriers, for warpgroups that add up shared tiles."""
+        return self.empty.at(self.cfg.stages)
+
+    def product(self, start, sums, stage, fresh: bool):
+        """sums + A B^T of the K tile in `stage`, started as one group. start: descriptors of a warpgroup's part of A
+        and B in the first stage; sums: of each of its blocks of 64 rows."""
+        offset = (stage * (self.room.stage // wgmma.UNIT)).to(start[0].dtype)
+        a, b, sums = start[0] + offset, start[1] + offset, list(sums)
+        wgmma.fence()
+        for depth in range(0, self.cfg.tile_k, BLOCK_K):
+            for block in range(self.cfg.blocks):
+                at_a = wgmma.moved(a, self.a.step_bytes(BLOCK_M * block, depth))
+                at_b = wgmma.moved(b, self.b.step_bytes(0, depth))
+                sums[block] = wgmma.multiply(at_a, at_b, sums[block], self.a, self.b, fresh and depth == 0)
+        wgmma.commit()
+        return tuple(sums)
+
+
+def advance_bytes(pointer, size):
+    """A pointer `size` bytes (an int or Value) further on."""
+    return advance(pointer, size, i8)
+
+
+def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages, rank) -> None:
+    """What the warps beside those that multiply do: one thread prepares the ring and fills it. Scaled products too."""
+    if cfg.bringers > WARP:
+        barriers.give_registers(BRINGER_REGISTERS)
+    if cfg.warm:
+        k.when(k.thread < cfg.multipliers + WARP)(lambda: ask_ahead(k, p, cfg, work, given))
+    first = k.thread.equals(cfg.multipliers)
+
+    @k.when(first)
+    def _():
+        for t in k.tensor_maps:
+            tma.prefetch_map(k.tensor_map(t.name))
+        ring.prepare()
+
+    if cfg.cluster_size > 1:
+        barriers.cluster_barrier()
+    else:
+        barriers.named_arrive(READY, cfg.workgroup_size)
+    if cfg.k_cluster:
+        barriers.cluster_arrive()
+
+    @k.when(first)
+    def _():
+        if cfg.overlap == "early":
+            barriers.let_kernels_follow()
+        if k.overlaps:
+            barriers.wait_for_kernels_ahead()
+        produce(k, p, cfg, work, ring, rank)
+        if cfg.overlap == "last":
+            barriers.let_kernels_follow()
+
+    if cfg.k_cluster:
+        barriers.cluster_wait()
+
+
+def ask_ahead(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given) -> None:
+    """Asks L2 for the first K tiles of B, by one warp: memory has work while the kernel ahead ends. What that one may
+    still write to B is safe, since L2 is what all see; shared memory would not be."""
+    piece = work.start()
+    column, first = piece.column * cfg.tile_n, piece.first * cfg.tile_k
+    depth = minimum(minimum(piece.end * cfg.tile_k, p.k) - first, cfg.warm * cfg.tile_k)
+    rows = minimum(p.n - column, cfg.tile_n)
+    lines, wide = (rows, depth) if along_k(p, "b") else (depth, rows)
+    size = wide * p.input_type.bytes // tma.TMA_ALIGNMENT * tma.TMA_ALIGNMENT
+    size = size if isinstance(size, Value) else constant(size, i32)
+    source = matrix(k, p, given, "b", piece.batch).transposed().at(column, first)
+
+    @k.loop(k.thread % WARP, lines, WARP)
+    def _(line):
+        at = (line, 0) if along_k(p, "b") else (0, line)
+        k.when(size > 0)(lambda: tma.prefetch_bytes(source.at(*at).pointer, size))
+
+
+def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:
+    """Brings one K tile after the other into the ring. By one thread. rank: this workgroup's number in its cluster."""
+    shared_along = {"a": cfg.cluster[1], "b": cfg.cluster[0]}  # workgroups side by side along N have the same A
+    place = {"a": rank // cfg.cluster[0], "b": rank % cfg.cluster[0]} if cfg.cluster_size > 1 else {"a": 0, "b": 0}
+    # bits of the workgroups that get what this one brings: cluster ranks run along M first
+    masks: dict[str, Any] = {"a": None, "b": None}
+    if shared_along["a"] > 1:
+        masks["a"] = tma.mask_of(sum(1 << (cfg.cluster[0] * j) for j in range(cfg.cluster[1])), place["b"])
+    if shared_along["b"] > 1:
+        along_m = (1 << cfg.cluster[0]) - 1
+        masks["b"] = tma.mask_of(along_m, place["a"] * cfg.cluster[0])
+    leaves = {"a": cfg.evict == "both", "b": cfg.evict != "none"}
+
+    def hint(name: str, step):
+        """Of L2, for K tile number `step`."""
+        if not leaves[name]:
+            return None
+        first = tma.policy("evict_first")
+        return select((step % cfg.keep).equals(0), tma.POLICIES["normal"], first) if cfg.keep and name == "b" else first
+
+    def load(name: str, shared, start, batch, origin, step, barrier) -> None:
+        at_k, of_l2 = step * cfg.tile_k, hint(name, step)
+        how, part = boxes(shared, shared_along[name], p.k), place[name]
+        for size, row, depth in how.at:
+            to = advance_bytes(start, size + part * how.share[0])
+            at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
+            at = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
+            if len(how.box) > len(at):
+                at = (constant(0, i32), at_row, step * (cfg.tile_k // shared.row))
+            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), of_l2, masks[name])
+
+    def piece(piece: Piece, carried):
+        at = barriers.Position.of(carried, cfg.stages)
+        row, column = piece.row * cfg.tile_m, piece.column * cfg.tile_n
+        batch = {n: (work.batch_of(n, piece),) if p.batched else () for n in "ab"}
+
+        @k.loop(piece.first, piece.end, carry=at.carried)
+        def after(step, carried):
+            at = barriers.Position.of(carried, cfg.stages)
+            ring.empty.wait(at.stage, at.parity)
+            ring.full.expect(at.stage, ring.room.stage)
+            (a, b), barrier = ring.at(at.stage), ring.full.at(at.stage)
+            load("a", ring.a, a, batch["a"], row, step, barrier)
+            load("b", ring.b, b, batch["b"], column, step, barrier)
+            return at.next().carried
+
+        return after
+
+    work.walk(barriers.Position.start(cfg.stages, 1).carried, piece)
