@@ -86,7 +86,7 @@ def kernels() -> list[Small]:
             for what, epilogue in EPILOGUES.items():
                 problem = GemmProblem(n, k, "bf16", "bf16", "row", "col", m_hint=m, **epilogue)
                 for c in candidates(problem, sm90a).kept:
-                    alike = replace(c.config, evict="none", group_m=1)
+                    alike = replace(c.config, evict="none", keep=0, group_m=1)
                     name = f"{what}: {alike}"
                     made.setdefault(name, small(name, problem, c.config))
     return list(made.values())
@@ -116,9 +116,14 @@ def build(folder: Path, processes: int | None = None) -> list[str]:
 
 
 def rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """What each tool found in all kernels of a folder: SHARES processes of each at a time."""
+    """What each tool found in all kernels of a folder."""
+    return rows_of(folder, "bench._h200_sanitize")
+
+
+def rows_of(folder: Path, module: str) -> Iterator[dict[str, Any]]:
+    """The same of kernels that `module`, started with (folder, number, of), runs: SHARES processes a tool at a time."""
     with ThreadPoolExecutor(SHARES * len(TOOLS)) as threads:
-        found = {t: [threads.submit(_share, t, folder, i) for i in range(SHARES)] for t in TOOLS}
+        found = {t: [threads.submit(_share, module, t, folder, i) for i in range(SHARES)] for t in TOOLS}
         for tool, parts in found.items():
             yield _together(tool, [part.result() for part in parts])
 
@@ -132,9 +137,9 @@ def _together(tool: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _share(tool: str, folder: Path, number: int) -> dict[str, Any]:
+def _share(module: str, tool: str, folder: Path, number: int) -> dict[str, Any]:
     """One process of a tool over its share of the kernels; `found` is None where it came to no end."""
-    what = [sys.executable, "-m", "bench._h200_sanitize", str(folder), str(number), str(SHARES)]
+    what = [sys.executable, "-m", module, str(folder), str(number), str(SHARES)]
     nothing: dict[str, Any] = {"found": None, "kernels": 0, "wrong": [], "seconds": 0.0}
     if shutil.which("compute-sanitizer") is None:
         return {**nothing, "said": ["compute-sanitizer is not on PATH"]}

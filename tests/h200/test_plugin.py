@@ -319,7 +319,7 @@ def run_program(folder: Path, inductor: str, without_compiler: bool = False) -> 
     env = {
         **os.environ, "PYTHONPATH": os.pathsep.join(path), "FLYKERNELS_CACHE_DIR": str(folder / "ours"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / inductor),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its processes take longer to start and end than all this
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its processes take longer to start and to end than the work takes
     }  # fmt: skip
     if without_compiler:
         (folder / "flydsl.py").write_text("raise ImportError('no compiler on this machine')\n")
