@@ -18,8 +18,8 @@ from .gpu_timing import Pair
 log = logging.getLogger(__name__)
 names = private.load().names
 LOSS_MOST = 0.02  # of INERTIA in one state, where the other makes up for it: the others are never faster
-OURS, TEMPLATES = 5, 2  # that take part; of ATen's all do
-CLOSE_OURS, CLOSE_OTHERS = 2, 2  # that are timed at length, where the best of both sides
+OURS, TEMPLATES = 8, 2  # that take part; of ATen's all do
+CLOSE_OURS, CLOSE_OTHERS = 3, 2  # that are timed at length, where the best of both sides
 APART = 0.08  # are no further apart than this
 
 
@@ -127,12 +127,13 @@ def _measured(timings: dict, finalists: list[Any]) -> dict:
 
 def _close(times: dict[Any, Pair]) -> list[Any]:
     """The few that are to be timed at length: none where quick times tell who is faster, ours or the others."""
-    ranked = sorted(times, key=lambda c: times[c].mean)
-    ours = [c for c in ranked if isinstance(c, Choice)][:CLOSE_OURS]
-    others = [c for c in ranked if not isinstance(c, Choice)][:CLOSE_OTHERS]
-    if not ours or not others or times[ours[0]].mean > times[others[0]].mean * (1 + APART):
+    mean = lambda choice: times[choice].mean
+    others = sorted((c for c in times if not isinstance(c, Choice)), key=mean)
+    ours = [c for c in times if isinstance(c, Choice)]
+    if not ours or not others or mean(min(ours, key=mean)) > mean(others[0]) * (1 + APART):
         return []
-    return [*others, *ours]
+    order = judged(times)  # one that is no slower in either state comes before one that is faster in the mean alone
+    return [*others[:CLOSE_OTHERS], *sorted(ours, key=order.__getitem__)[:CLOSE_OURS]]
 
 
 def _pass(held: Any) -> Pair:

@@ -125,6 +125,14 @@ def test_only_close_contests_are_timed_at_length(contest, best, close):
     assert len(named) <= runoff.CLOSE_OURS + runoff.CLOSE_OTHERS
 
 
+def test_who_loses_in_neither_state_takes_part(contest):
+    """Even where many others are faster in the mean."""
+    _, _, ours, aten, _ = contest
+    uneven, even = gpu_timing.Pair(0.008, 0.0155), gpu_timing.Pair(0.0139, 0.0139)
+    named = runoff._close({**dict.fromkeys(ours, uneven), ours[4]: even, aten: gpu_timing.Pair(0.015, 0.015)})
+    assert ours[4] in named and aten in named
+
+
 def test_times_of_the_last_round_replace_those_of_ours_in_the_cache(contest):
     timings, true, ours, _, key = contest
     for made in ours:
