@@ -31,7 +31,7 @@ ROWS, COLUMNS = 2, 2  # tiles (of a cluster: so many times its own) along M and 
 STAYING, ROUNDS = 2, 3  # workgroups (clusters) that walk through tiles, and the tiles that each has
 STREAMING = 3  # workgroups of stream-K; with twice as many tiles and some, so that some are whole and some are cut
 UNIT = 8  # elements: N and K are multiples of it, as TMA wants rows to be
-WHOLE = 64  # elements: where K is a multiple of a box's 128 bytes, as in the suite, boxes of a K tile may come at once
+WHOLE = 64  # elements of a box's 128 bytes, which the suite's K are multiples of
 SECONDS_MOST = 240
 SHARES = 8  # processes of each tool at a time
 EPILOGUES: dict[str, dict] = {
@@ -86,7 +86,7 @@ def kernels() -> list[Small]:
             for what, epilogue in EPILOGUES.items():
                 problem = GemmProblem(n, k, "bf16", "bf16", "row", "col", m_hint=m, **epilogue)
                 for c in candidates(problem, sm90a).kept:
-                    alike = replace(c.config, evict="none", keep=0, group_m=1)
+                    alike = replace(c.config, evict="none", group_m=1)
                     name = f"{what}: {alike}"
                     made.setdefault(name, small(name, problem, c.config))
     return list(made.values())

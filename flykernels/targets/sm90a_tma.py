@@ -11,7 +11,7 @@ from ..mlir import llvm
 from .sm90a_nvvm import nvvm, pointer
 
 # createpolicy's encodings of L2 policies for all lines of a transfer, as `createpolicy.fractional` gives them
-POLICIES = {"normal": 0x1000000000000000, "evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
+POLICIES = {"normal": None, "evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
 TMA_ALIGNMENT = 16  # bytes: of addresses and strides in memory
 
 
@@ -20,21 +20,17 @@ def prefetch_map(tensor_map) -> None:
     nvvm("prefetch", tensor_map, tensormap=True)
 
 
-def policy(name: str) -> Value | None:
-    """An L2 policy by its name in POLICIES, as `load_box` takes it; of "normal" none is needed."""
-    return None if name == "normal" else constant(POLICIES[name], i64)
-
-
-def load_box(tensor_map, to, barrier, at, hint: Value | None = None, multicast: Value | None = None) -> None:
+def load_box(tensor_map, to, barrier, at, policy: str = "normal", multicast: Value | None = None) -> None:
     """Starts to bring the box at `at` (i32 Values, innermost first) to shared memory; its bytes count at `barrier`.
 
     By one thread. to: a pointer aligned to 128 bytes, and to the swizzle's period for the pattern to begin there.
-    hint: of L2, see `policy`. multicast: an i16 mask of workgroups of the cluster: each gets the box, at the same
-    place, and its barrier the count.
+    multicast: an i16 mask of workgroups of the cluster: each gets the box, at the same place, and its barrier the
+    count.
     """
     into = llvm.addrspacecast(pointer(7), to)
     more = [] if multicast is None else [multicast]
-    more += [] if hint is None else [hint]
+    hint = POLICIES[policy]
+    more += [] if hint is None else [constant(hint, i64)]
     nvvm(
         "cp.async.bulk.tensor.shared.cluster.global", into, tensor_map, *at, barrier, *more,
         segments=(1, 1, len(at), 1, 0, int(multicast is not None), int(hint is not None), 0),

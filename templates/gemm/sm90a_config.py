@@ -47,7 +47,6 @@ class Sm90aConfig:
     beside          workgroups on a compute unit at a time
     group_m         rows of tiles that are worked on together: see order.py
     evict           operands whose lines leave L2 first: "none", "b" or "both"
-    keep            with B among `evict`: of so many K tiles in turn, one stays in L2 for the next call (0: none)
     overlap         "late": the launch may begin once the workgroups of the kernel ahead have ended, before what they
                     have written can be seen; "early": and lets the next kernel take multiprocessors one by one as its
                     own workgroups end, in whatever order that is; "none"
@@ -68,7 +67,6 @@ class Sm90aConfig:
     beside: int = 1
     group_m: int = GROUP_M
     evict: str = "none"
-    keep: int = 0
     overlap: str = "none"
     tma_store: bool = False
 
@@ -146,7 +144,6 @@ class Sm90aConfig:
             "persistent" if self.persistent else "",
             f"{self.beside} a unit" if self.beside > 1 else "",
             f"evicts {self.evict}" if self.evict != "none" else "",
-            f"keeps one of {self.keep}" if self.keep else "",
             f"overlaps {self.overlap}" if self.overlap != "none" else "",
             "TMA stores" if self.tma_store else "",
             f"{self.group_m} rows together" if self.group_m != GROUP_M else "",

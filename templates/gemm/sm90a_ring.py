@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from flykernels.dtypes import i8
-from flykernels.lang import Kernel, select
+from flykernels.lang import Kernel
 from flykernels.lang.memory import advance
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
@@ -128,23 +128,18 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stage
     if shared_along["b"] > 1:
         along_m = (1 << cfg.cluster[0]) - 1
         masks["b"] = tma.mask_of(along_m, place["a"] * cfg.cluster[0])
-    leaves = {"a": cfg.evict == "both", "b": cfg.evict != "none"}
+    policy = {
+        "a": "evict_first" if cfg.evict == "both" else "normal",
+        "b": "normal" if cfg.evict == "none" else "evict_first",
+    }
 
-    def hint(name: str, step):
-        """Of L2, for K tile number `step`."""
-        if not leaves[name]:
-            return None
-        first = tma.policy("evict_first")
-        return select((step % cfg.keep).equals(0), tma.POLICIES["normal"], first) if cfg.keep and name == "b" else first
-
-    def load(name: str, shared, start, batch, origin, step, barrier) -> None:
-        at_k, of_l2 = step * cfg.tile_k, hint(name, step)
+    def load(name: str, shared, start, batch, origin, at_k, barrier) -> None:
         how, part = boxes(shared, shared_along[name]), place[name]
         for size, row, depth in how.at:
             to = advance_bytes(start, size + part * how.share[0])
             at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
             at = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
-            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), of_l2, masks[name])
+            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), policy[name], masks[name])
 
     def piece(piece: Piece, carried):
         at = barriers.Position.of(carried, cfg.stages)
@@ -157,8 +152,8 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stage
             ring.empty.wait(at.stage, at.parity)
             ring.full.expect(at.stage, ring.room.stage)
             (a, b), barrier = ring.at(at.stage), ring.full.at(at.stage)
-            load("a", ring.a, a, batch["a"], row, step, barrier)
-            load("b", ring.b, b, batch["b"], column, step, barrier)
+            load("a", ring.a, a, batch["a"], row, step * cfg.tile_k, barrier)
+            load("b", ring.b, b, batch["b"], column, step * cfg.tile_k, barrier)
             return at.next().carried
 
         return after

@@ -23,7 +23,7 @@ from templates.gemm.sm90a_work import slot_bytes
 NT = GemmProblem(4096, 4096, "bf16", "bf16", b="col")
 SMALL = Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1))
 CASES = {
-    "small M": (NT, Config(tile_m=16, tile_n=32, tile_k=128, stages=12, groups=(1, 1), evict="b", keep=4)),
+    "small M": (NT, Config(tile_m=16, tile_n=32, tile_k=128, stages=12, groups=(1, 1), evict="b")),
     "large": (NT, Config(tile_n=256, persistent=True, tma_store=True, cluster=(2, 1))),
     "NN, f16": (replace(NT, b="row", dtype="f16", out_dtype="f16"), Config(tile_n=96)),
     "TN": (replace(NT, a="col", b="row"), Config(stages=3, cluster=(1, 2))),

@@ -30,7 +30,7 @@ TILES = [  # (configuration, N, M)
     (Config(tile_n=256), 256, 136),
     (Config(tile_m=64, tile_n=96, groups=(1, 1)), 192, 64),
     (Config(tile_m=64, tile_n=112, groups=(1, 1)), 224, 64),
-    (Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), evict="b", keep=3), 256, 40),
+    (Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), evict="b"), 256, 40),
     (Config(tile_m=32, tile_n=64, tile_k=128, groups=(1, 1)), 256, 40),
     (Config(tile_m=64, tile_n=128, groups=(1, 2), stages=3), 256, 128),
     (Config(tile_m=256, tile_n=128, stages=3), 256, 256),
@@ -56,7 +56,7 @@ TILES = [  # (configuration, N, M)
     (Config(stages=3, cluster=(1, 2), overlap="late"), 256, 128),
     (Config(stages=3, split_k=3, overlap="early"), 256, 136),
     (Config(persistent=True, tma_store=True, overlap="early"), 2048, 2104),
-    (replace(SMALL, split_k=2, k_cluster=True, overlap="early", evict="b", keep=2), 200, 104),
+    (replace(SMALL, split_k=2, k_cluster=True, overlap="early", evict="b"), 200, 104),
 ]
 
 
@@ -165,7 +165,7 @@ def test_all_candidates(m, n, k):
 
 
 OVERLAPPING = [
-    Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), stages=6, evict="b", keep=2),
+    Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), stages=6, evict="b"),
     Config(tile_m=64, tile_n=64, groups=(1, 1), split_k=2),
     Config(stream_k=132, stages=3),
     Config(tile_m=64, tile_n=64, groups=(1, 1), split_k=2, k_cluster=True, stages=6),
