@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -47,11 +48,19 @@ def repeated(call: Callable[[], Any], guess_us: float) -> tuple[torch.cuda.CUDAG
 
 def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int = ROUNDS) -> list[float]:
     """Microseconds of one call in each graph: medians over rounds in which the graphs take turns."""
+    return [statistics.median(seen) for seen in samples_us(graphs, rounds)]
+
+
+def samples_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int, mixed: bool = False) -> list[list[float]]:
+    """Microseconds of one call in each graph, of each of the rounds after a first one that warms up.
+
+    mixed: in a new order each round, since a GPU at its power limit is slower after who has needed more"""
     times: list[list[float]] = [[] for _ in graphs]
     for _ in range(rounds + 1):
-        for (g, calls), seen in zip(graphs, times):
+        turns = list(zip(graphs, times))
+        for (g, calls), seen in random.sample(turns, len(turns)) if mixed else turns:
             seen.append(elapsed(g.replay) / calls)
-    return [statistics.median(seen[1:]) for seen in times]
+    return [seen[1:] for seen in times]
 
 
 def plain_us(call: Callable[[], Any]) -> float:

@@ -2,7 +2,7 @@
 
     python -m bench._h200_ahead WHAT ...
 
-WHAT is KIND,M,N,K of one case, or grouped,G,TOKENS,N,K.
+WHAT is KIND,M,N,K of one case, or grouped,KIND,G,TOKENS,N,K,PART,OF.
 
 Kernels of Triton's go to Inductor's cache and ours to our store, where the bench, which runs meanwhile, finds them. Its
 tuning is the same, only sooner. (Tuning time is measured elsewhere, from empty caches: see _h200_layers.)
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,20 @@ class Ahead:
         self.wait()
 
 
-def without_measuring() -> None:
-    """Makes Inductor and our plugin take every candidate for equally fast, and remember nothing but what was built."""
+class Built(BaseException):
+    """All candidates are built: no need to go on compiling."""
+
+
+def without_measuring() -> Callable:
+    """Makes Inductor and our plugin take every candidate for equally fast, and remember nothing but what was built.
+
+    What it gives does the last, for {candidate: anything}."""
     import torch._functorch.config
     import torch._inductor.config as config
     from torch._inductor import select_algorithm
 
     from inductor_plugin import choices, kernels, runoff, settings
+    from inductor_plugin.families import OWN
     from templates.gemm.build import build_from_json
     from tuning_cache import Timing
 
@@ -61,7 +68,12 @@ def without_measuring() -> None:
     torch._functorch.config.enable_autograd_cache = False
     alike = lambda candidates, *_, **__: dict.fromkeys(candidates, 1.0)
     select_algorithm.AlgorithmSelectorCache.make_benchmark_fn = classmethod(lambda *_, **__: alike)  # type: ignore
-    kernels._build = lambda spec: build_from_json(spec.problem, spec.config, spec.target)  # type: ignore[assignment]
+
+    def here(spec: kernels.Spec) -> Any:
+        make = OWN[spec.op].build if spec.op in OWN else build_from_json
+        return make(spec.problem, spec.config, spec.target)
+
+    kernels._build = here
 
     def built(timings: dict, *_: Any) -> None:
         for choice in timings:
@@ -75,26 +87,53 @@ def without_measuring() -> None:
 
     choices.record = built  # type: ignore[assignment]
     runoff.settle = lambda timings: timings
+    return built
 
 
-def build(text: str) -> None:
+def part_of_a_grouped_product(name: str, part: int, of: int, built: Callable) -> None:
+    """Builds every `of`-th candidate of a size, from number `part` on: nothing is allocated or run."""
+    import torch
+    from torch._inductor import select_algorithm
+
+    from . import _h200_grouped as grouped
+
+    def some(candidates: list) -> list:
+        return candidates[part::of]
+
+    def enough(candidates, *_, **__):
+        built(dict.fromkeys(candidates))
+        raise Built
+
+    kind, case = grouped.named(name)
+    cache = select_algorithm.AlgorithmSelectorCache
+    make, seen_by = cache.make_benchmark_fn, select_algorithm.get_algorithm_selector_cache().preprocessing_fns
+    cache.make_benchmark_fn = classmethod(lambda *_, **__: enough)  # type: ignore[assignment]
+    seen_by.append(some)
+    torch._dynamo.reset()
+    try:
+        grouped.compiled(kind, grouped.backends(kind))(*grouped.without_memory(case, kind))
+    except Built:
+        return
+    finally:
+        seen_by.remove(some)
+        cache.make_benchmark_fn = make  # type: ignore[assignment]
+
+
+def build(text: str, built: Callable) -> None:
     """Builds what one argument names."""
     import torch
 
     from . import _h200_gemm as gemm
-    from . import _h200_grouped as grouped
 
     kind, *rest = text.split(",")
     compiled = gemm.compiled
     if kind == "grouped":
-        g, tokens, n, k = map(int, rest)
-        given, ways = grouped.operands(grouped.Case(g, tokens, "balanced", n, k)), (gemm.ALL, "TRITON")
-        compiled = lambda _, backends: grouped.compiled(backends)
-    else:
-        case = gemm.Case(kind, *map(int, rest))
-        (given,) = gemm.operands(case, 1)
-        function, given = gemm.function_of(kind), given[:4]
-        ways = (gemm.ALL, gemm.WITHOUT if kind != "mm" else "TRITON")
+        *name, part, of = rest
+        return part_of_a_grouped_product(",".join(name), int(part), int(of), built)
+    case = gemm.Case(kind, *map(int, rest))
+    (given,) = gemm.operands(case, 1)
+    function, given = gemm.function_of(kind), given[:4]
+    ways = (gemm.ALL, gemm.WITHOUT if kind != "mm" else "TRITON")
     for backends in ways:
         torch._dynamo.reset()
         with torch.no_grad():
@@ -107,10 +146,10 @@ def main(what: Sequence[str]) -> None:
     import inductor_plugin
 
     inductor_plugin.enable()
-    without_measuring()
+    built = without_measuring()
     for text in what:
         try:
-            build(text)
+            build(text, built)
         except Exception as e:
             print(f"{text}: not built ahead: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
 

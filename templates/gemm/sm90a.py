@@ -14,16 +14,15 @@ from flykernels.dtypes import f32
 from flykernels.lang import Global, Kernel
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
-from flykernels.targets import sm90a_wgmma as wgmma
 
 from . import sm90a_cluster, sm90a_mma
 from .arguments import declared
 from .gfx950_operands import matrix
 from .problem import GemmProblem
-from .sm90a_config import BLOCK_M, WARP, Sm90aConfig, tensor_maps, tma_reads
+from .sm90a_config import WARP, Sm90aConfig, tensor_maps, tma_reads
+from .sm90a_multiply import Multiplier
 from .sm90a_output import EARLY_SUMS, Output
 from .sm90a_ring import READY, Stages, bring_all
-from .sm90a_turns import consume_in_turns
 from .sm90a_work import Piece, Work
 
 DTYPES = ("bf16", "f16")
@@ -64,7 +63,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
 
     def bring():
-        bring_all(k, p, cfg, work, given, ring, rank)
+        bring_all(k, p, cfg, work, ring, rank)
 
     def multiply():
         if cfg.bringers > WARP:
@@ -77,7 +76,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
             barriers.named_barrier(READY, cfg.workgroup_size)
         if cfg.k_cluster:
             barriers.cluster_arrive()
-        (consume_in_turns if cfg.k_groups > 1 else consume)(k, p, cfg, work, given, ring)
+        consume(k, p, cfg, work, given, ring)
 
     k.branch(mine, bring, multiply)
     if cfg.cluster_size > 1:
@@ -86,24 +85,8 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
 
 def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring: Stages) -> None:
     """Multiplies one K tile after the other as they come, and writes tiles of C. By all warpgroups."""
-    A, B, full, empty = ring.a, ring.b, ring.full, ring.empty
-    group = k.thread // wgmma.WARPGROUP if cfg.multipliers > wgmma.WARPGROUP else 0
-    along_m, along_n = group % cfg.groups[0], group // cfg.groups[0]
-    lane = k.thread % wgmma.WARPGROUP
-    origin = wgmma.address_of(ring.memory)
-    layout = wgmma.sums_layout(cfg.columns, cfg.blocks, cfg.groups)
+    mine = Multiplier(k, cfg, ring)
     held = lambda name, batch: matrix(k, p, given, name, batch)
-    # a warpgroup's part of the tile begins at whole boxes or groups of rows: the distance is the same multiple for each
-    a_start = origin + along_m * A.step_bytes(BLOCK_M * cfg.blocks, 0)
-    b_start = origin + (along_n * B.step_bytes(cfg.columns, 0) + A.bytes)
-    start = wgmma.descriptor(A, a_start), wgmma.descriptor(B, b_start)
-
-    def release(stage):
-        """One thread of each warpgroup says that it is done with a stage, to every workgroup that fills it."""
-        if cfg.cluster_size == 1:
-            k.when(lane.equals(0))(lambda: empty.arrive(stage))
-        else:
-            k.when(lane < cfg.cluster_size)(lambda: empty.arrive_at(stage, lane))
 
     def piece(piece: Piece, carried):
         at = barriers.Position.of(carried, cfg.stages)
@@ -112,25 +95,10 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         early = piece.inside is True and cfg.split_k == 1 and not work.shares and cfg.sums <= EARLY_SUMS
         added = output.fetch(0) if early else {}
 
-        full.wait(at.stage, at.parity)
-        sums = ring.product(start, [wgmma.undefined(cfg.columns)] * cfg.blocks, at.stage, True)
-
-        @k.loop(piece.first + 1, piece.end, carry=(sums, at.next().carried, at.stage))
-        def done(step, carried):
-            sums, now, before = carried
-            at = barriers.Position.of(now, cfg.stages)
-            full.wait(at.stage, at.parity)
-            sums = ring.product(start, sums, at.stage, False)
-            wgmma.wait(1)
-            release(before)
-            return sums, at.next().carried, at.stage
-
-        sums, after, last = done
-        wgmma.wait(0)
-        release(last)
+        sums, after = mine.added(piece.first + 1, piece.end, mine.begun(at))
         if cfg.one_tile and not cfg.k_cluster:
             barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
-        acc = wgmma.fragment(k, layout, list(sums))
+        acc = mine.fragment(sums)
 
         if cfg.k_cluster:
             sm90a_cluster.add_up(k, p, cfg, acc, ring.inbox, barriers.cluster_rank(), output)
@@ -144,4 +112,4 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
 
     work.walk(barriers.Position.start(cfg.stages, 0).carried, piece)
     if cfg.tma_store:
-        k.when(lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does
+        k.when(mine.lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does

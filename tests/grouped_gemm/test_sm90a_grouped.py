@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from flykernels.targets import sm90a
 from templates.grouped_gemm.build import build, build_from_json
 from templates.grouped_gemm.problem import FORMS, GroupedGemmProblem
-from templates.grouped_gemm.sm90a import unit
 from templates.grouped_gemm.sm90a_config import GroupedSm90aConfig as Config
+from templates.grouped_gemm.sm90a_tiles import unit
 from templates.grouped_gemm.space import candidates
 from templates.grouped_gemm.space_sm90a import KEPT, limit
 
@@ -37,6 +37,15 @@ def test_forms_and_layouts_assemble_without_spills(form):
             assert code.shared_bytes + code.dynamic_bytes <= sm90a.limits.shared_bytes
             assert [t.name for t in code.tensor_maps] == ["a_map", "b_map"]
             assert [len(t.axes) for t in code.tensor_maps] == [2 + p.has_groups(x) for x in "ab"]
+
+
+def test_a_counter_where_tiles_are_asked_for():
+    """128 bytes of workspace, which the launcher makes and zeroes; none where tiles are dealt out."""
+    for config, size in ((SMALL, 128), (replace(SMALL, queued=False), 0)):
+        code = build(PROBLEMS["m"], config, sm90a)
+        assert code.workspace_for({"tokens": 5000}) == size
+        assert [a.name for a in code.arguments].count("workspace") == bool(size)
+    assert build(PROBLEMS["k"], replace(SMALL, overlap="early"), sm90a).overlaps
 
 
 def test_no_launch_without_tokens_and_the_same_from_json():

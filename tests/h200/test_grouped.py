@@ -22,16 +22,16 @@ FORMS = {
 }
 LAYOUTS = {"NN": ("row", "row"), "NT": ("row", "col"), "TN": ("col", "row"), "TT": ("col", "col")}
 UNEVEN = (1, 0, 130, 5, 0, 0, 64, 17)
-SMALL = Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1), persistent=True)
+SMALL = Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1))
 TILES = [
     SMALL,
-    Config(tile_m=16, tile_n=64, tile_k=128, stages=4, groups=(1, 1), persistent=True, evict="b"),
-    Config(tile_m=32, tile_n=128, stages=6, groups=(1, 1), persistent=True),
-    Config(tile_m=64, tile_n=256, stages=4, groups=(1, 2), persistent=True),
-    Config(stages=4, persistent=True),
-    Config(tile_n=256, stages=3, persistent=True),
-    Config(tile_m=256, tile_n=128, stages=3, persistent=True),
-    Config(tile_m=64, tile_n=96, stages=4, groups=(1, 1), persistent=True, beside=2),
+    Config(tile_m=16, tile_n=64, tile_k=128, stages=4, groups=(1, 1), evict="b", queued=False),
+    Config(tile_m=32, tile_n=128, stages=6, groups=(1, 1), overlap="early"),
+    Config(tile_m=64, tile_n=256, stages=4, groups=(1, 2)),
+    Config(stages=4, overlap="late"),
+    Config(tile_n=256, stages=3),
+    Config(tile_m=192, tile_n=96, stages=4, groups=(3, 1)),
+    Config(tile_m=64, tile_n=96, stages=4, groups=(1, 1), beside=2),
 ]
 
 
