@@ -23,7 +23,7 @@ from templates.grouped_gemm.space import candidates
 from ._grouped_suite import SHARES, sizes_of
 from .x86_gemm import Entry, measure
 
-DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 FORWARD = ((8, 16), (8, 128), (32, 32))  # (groups, rows of a group on average)
 WEIGHT = (512, 1024)  # (N, K)
 OTHER_FORMS = ("n", "k", "batch")

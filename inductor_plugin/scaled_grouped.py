@@ -19,7 +19,7 @@ from . import grouped, scaled
 
 log = logging.getLogger(__name__)
 
-OP, TEMPLATE, RUN_TIME_SIZE = "_scaled_grouped_mm", "grouped_gemm", "tokens"
+OP, TEMPLATE, RUN_TIME_SIZE = "_scaled_grouped_mm", "grouped_gemm.scaled", "tokens"
 PROBLEM = ScaledGroupedProblem
 OFFS = 4  # position among the operands
 FORMS = {(2, 3): "m", (2, 2): "k"}

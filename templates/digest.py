@@ -20,7 +20,9 @@ USES = {  # templates made of parts of others
 def digest(template: str) -> str:
     """SHA-256, in hex, over the names and contents of flykernels', one template's and its parts' Python files.
 
-    template: a folder beside this file, such as "gemm". ValueError if there is none."""
+    template: a folder beside this file, such as "gemm"; a part of one, "grouped_gemm.scaled", has the whole one's.
+    ValueError if there is none."""
+    template = template.partition(".")[0]
     folder = HERE / template
     if not (folder / "__init__.py").is_file():
         raise ValueError(f"there is no template {template!r} in {HERE.name}")

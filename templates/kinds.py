@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 
-# Name (that of the template's folder) -> class of its problems.
-PROBLEMS = {"gemm": "GemmProblem", "scaled_gemm": "ScaledGemmProblem", "grouped_gemm": "GroupedGemmProblem"}
+# Name (that of the template's folder, with dots) -> class of its problems.
+PROBLEMS = {
+    "gemm": "GemmProblem", "scaled_gemm": "ScaledGemmProblem", "grouped_gemm": "GroupedGemmProblem",
+    "grouped_gemm.scaled": "ScaledGroupedProblem",
+}  # fmt: skip
 
 
 @functools.cache

@@ -45,7 +45,7 @@ NAMES = {"dtype": DTYPES, "weight_dtype": (*DTYPES, "none"), "layout": ("last", 
 # ATen's operation -> the template that serves it.
 TEMPLATES = {
     "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm", "_mkl_linear": "gemm", "_scaled_mm": "scaled_gemm",
-    "_grouped_mm": "grouped_gemm",
+    "_grouped_mm": "grouped_gemm", "_scaled_grouped_mm": "grouped_gemm.scaled",
 }  # fmt: skip
 
 

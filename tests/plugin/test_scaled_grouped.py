@@ -208,6 +208,18 @@ def test_operands_that_do_not_lie_as_built(log):
     assert "dense products serve" in log.text
 
 
+def test_a_record_of_misses_names_them(tmp_path):
+    """FLYKERNELS_RECORD: what was asked is read back as the problem that a warmup builds kernels for."""
+    from inductor_plugin.fingerprint import versions
+    from tuning_cache import Key, record
+
+    p = problem_of(*forward_operands())
+    asked = Key(scaled_grouped.OP, p.key() | {"tokens": TOKENS}, {"arch": "gfx950"}, versions(scaled_grouped.TEMPLATE))
+    record.note(asked, str(tmp_path / "record"))
+    (miss,), torn = record.read(tmp_path / "record")
+    assert miss.problem == p and not torn and miss.key(versions(miss.template)) == asked
+
+
 def test_second_version_is_read_only_for_what_the_first_says():
     if not HAS_SECOND:
         return

@@ -175,6 +175,13 @@ def test_lds_bounds_alignment_and_uninitialised():
     assert one(run(body, [words(1)], lds=512), "uninitialised-lds")
 
 
+def test_lds_addresses_are_32_bit_sums():
+    """A base below 0 whose offset brings it back lies inside: LLVM folds constants so (usableDSOffset, gfx7 on)."""
+    body = "v_lshlrev_b32 v1, 2, v0\nv_add_u32 v2, -64, v1\nds_write_b32 v2, v1 offset:64\ns_waitcnt lgkmcnt(0)"
+    assert run(body, [words(1)], lds=512).findings == []
+    assert one(run(body.replace("offset:64", "offset:32"), [words(1)], lds=512), "lds-bounds")
+
+
 def test_exec_must_be_full():
     body = "v_lshlrev_b32 v1, 3, v0\nv_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_write_b64 v1, v[2:3]\ns_waitcnt lgkmcnt(0)\n"
     body += "s_mov_b64 exec, 0xff\nds_read_b64_tr_b16 v[4:5], v1\ns_waitcnt lgkmcnt(0)"
