@@ -21,8 +21,9 @@ endif
 demo: $(READY_DEMO) $(READY_CXX)
 	$(BIN)/python -m bench demo $(if $(QUICK),--quick)
 
+# All of them: files side by side, as many as there are cores. ARGS: what is said, one after the other.
 test: $(READY) $(READY_CXX)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(or $(ARGS),-n auto --maxprocesses 8 --dist loadfile)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

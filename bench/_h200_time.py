@@ -58,22 +58,32 @@ class Timed:
         return statistics.median(b / w for b, w in zip(self.samples[base], self.samples[way], strict=True))
 
 
+def calls_of(ways: Mapping[str, Run], sets: int) -> int:
+    """How many calls the graphs have: as many for all ways, or what a launch of a graph takes would not be shared
+    alike. The fastest way's count: others may be called so slowly that Python would be timed."""
+    from ._gpu_replay import elapsed
+
+    each = min(
+        elapsed(lambda run=run: [run(i % sets) for i in range(8)]) / 8 for run in ways.values() for _ in range(3)
+    )
+    return max(sets, CALLS_LEAST, min(CALLS_MOST, round(SAMPLE_US / max(1.0, each))))
+
+
 class Graphs:
     """One way's calls as a graph, with results in a pool's memory."""
 
-    def __init__(self, run: Run, sets: int, pool: Any):
+    def __init__(self, run: Run, sets: int, calls: int, pool: Any):
         from inductor_plugin.gpu_timing import graph_of
 
-        from ._gpu_replay import elapsed
-
-        each = min(elapsed(lambda: [run(i % sets) for i in range(8)]) / 8 for _ in range(3))
-        self.calls = max(sets if sets > 1 else CALLS_LEAST, min(CALLS_MOST, round(SAMPLE_US / max(1.0, each))))
-        self.graph = graph_of([functools.partial(run, i % sets) for i in range(self.calls)], pool)
+        self.calls = calls
+        self.graph = graph_of([functools.partial(run, i % sets) for i in range(calls)], pool)
         self.graph.replay()
 
     def sample(self) -> float:
+        """Of a replay that follows another, so that its launch is there in time."""
         from ._gpu_replay import elapsed
 
+        self.graph.replay()
         return elapsed(self.graph.replay) / self.calls
 
 
@@ -120,7 +130,8 @@ def measure(
             if form == "graph":
                 pool = torch.cuda.graph_pool_handle()
                 of = sets if state == "cold" else 1
-                made: dict[str, Any] = {n: Graphs(run, of, pool) for n, run in ways.items()}
+                calls = calls_of(ways, of)
+                made: dict[str, Any] = {n: Graphs(run, of, calls, pool) for n, run in ways.items()}
             else:
                 flush = torch.empty(FLUSHED // 4, dtype=torch.int32, device="cuda")
                 made = {n: Launches(run, flush if state == "cold" else None) for n, run in ways.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
@@ -119,16 +120,29 @@ def main(argv: list[str]) -> int:
     options.add_argument("--seconds", type=int, default=100, help="of --part warmup")
     options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of --part warmup")
     chosen = options.parse_args(argv)
-    report = Report("cache", "measured on CPU" if chosen.device == "cpu" else "measured on H200")
-    parts: dict[str, Callable[[], None]] = {
-        "concurrency": lambda: concurrency(report, chosen.processes, chosen.keys, chosen.limit, chosen.seed),
-        "engine": lambda: engine(report, chosen.engine_entries),
-        "million": lambda: million(report, chosen.entries, chosen.bundle),
-        "flips": lambda: flips(report),
-        "bundle": lambda: bundle(report, chosen.device, made=chosen.made),
-        "demo": lambda: demo(report),
-        "warmup": lambda: warmup(report, chosen.seconds, chosen.jobs),
+    parts: dict[str, Callable[[Report], None]] = {
+        "concurrency": lambda report: concurrency(report, chosen.processes, chosen.keys, chosen.limit, chosen.seed),
+        "engine": lambda report: engine(report, chosen.engine_entries),
+        "million": lambda report: million(report, chosen.entries, chosen.bundle),
+        "flips": flips,
+        "bundle": lambda report: bundle(report, chosen.device, made=chosen.made),
+        "demo": demo,
+        "warmup": lambda report: warmup(report, chosen.seconds, chosen.jobs),
     }
+    code = 0
     for part in chosen.part or PARTS:
-        parts[part]()
-    return report.close(chosen.json)
+        on_gpu = part == "bundle" and chosen.device != "cpu"
+        report, start = Report("cache", "measured on H200" if on_gpu else "measured on CPU"), time.monotonic()
+        parts[part](report)
+        report.note(f"{part}: {time.monotonic() - start:.0f} s in all")
+        code |= report.close()
+        if chosen.json is not None:
+            _keep(chosen.json, f"{part} on a GPU" if on_gpu else part, report)
+    return code
+
+
+def _keep(path: Path, part: str, report: Report) -> None:
+    """Puts a part's figures in the file, beside those of other parts that an earlier run has left there."""
+    held = json.loads(path.read_text()) if path.exists() else {"bench": report.name, "parts": {}}
+    held["parts"][part] = report.as_dict()
+    path.write_text(json.dumps(held, indent=1) + "\n")

@@ -12,9 +12,10 @@ from typing import Any
 from flykernels.versions import mlir_version
 from tuning_cache import FAILED, Entry, Timing
 
-from . import artifacts, asked, install, kernels, private, ranks, scaled, settings
+from . import artifacts, asked, install, kernels, private, ranks, settings
 from .counters import counters
 from .devices import device_for
+from .families import OWN
 from .fingerprint import fingerprint
 from .kernels import Spec
 from .measure import request as measurement
@@ -230,7 +231,7 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
     if ours and private.pointwise_follows():
         for choice in ours:
             choice.followed = True
-    if ours and scaled.only_ours(request):
+    if ours and request.op in OWN and OWN[request.op].only_ours(request):
         return ours
     return choices + ours
 

@@ -35,10 +35,13 @@ class Device:
         from templates.gemm import space as dense
         from templates.grouped_gemm import space as grouped
         from templates.grouped_gemm.problem import GroupedGemmProblem
+        from templates.grouped_gemm.scaled import space as scaled_grouped
+        from templates.grouped_gemm.scaled.problem import ScaledGroupedProblem
         from templates.scaled_gemm import space as scaled
         from templates.scaled_gemm.problem import ScaledGemmProblem
 
-        space: Any = {ScaledGemmProblem: scaled, GroupedGemmProblem: grouped}.get(type(problem), dense)
+        spaces = {ScaledGemmProblem: scaled, GroupedGemmProblem: grouped, ScaledGroupedProblem: scaled_grouped}
+        space: Any = spaces.get(type(problem), dense)
         threads = self.description()["threads"] if self.target == "x86" else 1
         return space.candidates(problem, getattr(targets, self.target), threads)
 

@@ -7,10 +7,11 @@ RUN_TIME_SIZE (what a cache key calls the size that only the run knows), and the
     variants(problem) -> how many kinds of inputs are measured
     errors(Spec) -> what sums with fewer bits than f32 may add, see measure.check
     aten(problem) -> callable                        bind(code object, Spec) -> callable
+    only_ours(request) -> whether ATen has no kernel of the operation where it is asked for
 """
 
 from __future__ import annotations
 
-from . import grouped, scaled
+from . import grouped, scaled, scaled_grouped
 
-OWN = {module.OP: module for module in (scaled, grouped)}
+OWN = {module.OP: module for module in (scaled, grouped, scaled_grouped)}

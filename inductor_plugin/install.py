@@ -110,6 +110,7 @@ def _hook() -> bool:
     names.add_feedback_saver(_record)
     _enter_cache_keys(names)
     private.teach_scaled_shapes()
+    private.teach_scaled_grouped()
     if names.post_grad_passes is None:
         log.info("this torch runs its post-grad passes elsewhere: no fused candidates")
     else:

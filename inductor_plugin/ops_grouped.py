@@ -170,7 +170,7 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, offs: Any, out_dtype: An
 
     p = problem_of(a, b, scale_a, scale_b, offs, str(out_dtype))
     if offs.device.type == "cpu":
-        _look_at(offs, a.shape[0] if p.form == "m" else a.shape[1] * p.per_byte("a"), p.unit)
+        look_at(offs, a.shape[0] if p.form == "m" else a.shape[1] * p.per_byte("a"), p.unit)
     make = (
         torch.zeros if p.form == "m" else torch.empty
     )  # rows that no group has; every element of a gradient is written
@@ -194,7 +194,7 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, offs: Any, out_dtype: An
     return out
 
 
-def _look_at(offs: Any, tokens: int, unit: int) -> None:
+def look_at(offs: Any, tokens: int, unit: int) -> None:
     """ValueError for offs in this machine's memory that make no sense."""
     before = 0
     for g, end in enumerate(offs.tolist()):

@@ -23,6 +23,7 @@ from templates.quantize.problem import MODES, QuantizeProblem
 from templates.scaled_gemm.arguments import pointers, problem_of, scalar_values
 
 from . import devices, eager_code, private
+from .scaled import overlap
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +258,10 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: An
     why = p.why_not(Named(target or "gfx950"))
     if why is not None and p.k:
         raise ValueError(f"mx_matmul: {why}")
-    if target is None or p.k == 0 or (target == "gfx950" and gfx950.why_not(p)):
+    composed = target is None or p.k == 0
+    if target == "gfx950":
+        composed = composed or bool(gfx950.why_not(p)) or overlap(p, a, b, scale_a, scale_b, out)
+    if composed:
         return out.copy_(composed_matmul(a, b, scale_a, scale_b, bias))
     threads = torch.get_num_threads() if target == "x86" else 1
     p = problem_for_rows(p, m)

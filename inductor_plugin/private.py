@@ -47,6 +47,8 @@ OPTIONAL = {
     "register_inductor_choices": "torch._inductor.choices:register_inductor_choices",  # 2.15 on
     "post_grad_passes": "torch._inductor.compile_fx:post_grad_passes",
     "MultiTemplateBuffer": "torch._inductor.ir:MultiTemplateBuffer",
+    "fallback_handler": "torch._inductor.lowering:fallback_handler",
+    "graph": "torch._inductor.graph",  # its fallback_node_due_to_unsupported_type
     "benchmarker": "torch._inductor.runtime.benchmarking:benchmarker",
 }
 
@@ -243,6 +245,37 @@ def teach_scaled_shapes() -> None:
         op.py_kernels[key] = made  # what tracing with Python's dispatcher calls
         op._dispatch_cache.clear()
         _library("Meta").impl(name, made, allow_override=True)  # and what fake tensors by themselves do
+
+
+def teach_scaled_grouped() -> None:
+    """Let Inductor lower _scaled_grouped_mm where ATen has no kernel, and trace and lower _scaled_grouped_mm_v2 where
+    this torch has it and cannot. Once a process."""
+    import torch
+
+    from . import lower_scaled_grouped as lower
+
+    names, aten, key = load().names, torch.ops.aten, torch._C.DispatchKey.Meta
+    op: Any = lambda name: getattr(getattr(aten, name, None), "default", None)
+    first, second = op("_scaled_grouped_mm"), op("_scaled_grouped_mm_v2")
+    original = names.lowerings.get(first)
+    falls_back: Any = getattr(names.graph, "fallback_node_due_to_unsupported_type", None)
+    wanted = (original, names.fallback_handler, falls_back)
+    if None in wanted or getattr(original, "of_flykernels", False):
+        return
+    # Inductor calls ATen for all that has E8M0 operands but a few products, of which these are none
+    names.graph.fallback_node_due_to_unsupported_type = lower.but_ours(falls_back, (first, second))
+    made: Any = lower.lowering(original, lambda op, *boxes: names.fallback_handler(op)(*boxes))
+    made.of_flykernels = True
+    names.lowerings[first] = made
+    if second is None:
+        return
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(second.name(), "Meta"):
+        second.py_kernels[key] = meta = lower.second_meta(first)
+        second._dispatch_cache.clear()
+        _library("Meta").impl("_scaled_grouped_mm_v2", meta)
+    if second not in names.lowerings:
+        otherwise = lambda *args, **more: names.fallback_handler(second)(*args, **more)
+        names.register_lowering(second, type_promotion_kind=None)(lower.second_lowering(made, original, otherwise))
 
 
 def pointwise_follows() -> bool:

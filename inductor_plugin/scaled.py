@@ -78,7 +78,7 @@ def request_from(aten: Any) -> Any:
 
 def only_ours(request: Any) -> bool:
     """Whether ATen has no kernel: MX blocks on a CPU. Its candidate would end the user's compilation."""
-    return request.op == OP and request.problem.scaling == "block" and request.layout.device.type == "cpu"
+    return request.problem.scaling == "block" and request.layout.device.type == "cpu"
 
 
 def _why_not_here(p: ScaledGemmProblem, target: str) -> str | None:
@@ -233,7 +233,7 @@ def bind(code: Any, spec: Any) -> Callable:
     else:
         from flykernels.launch.current import Launcher
 
-        launch, fits = Launcher(code), lambda *x: _lies_as_built(*x) and _aligned(*x) and not _overlap(*x)
+        launch, fits = Launcher(code), lambda *x: _lies_as_built(*x) and _aligned(*x) and not overlap(*x)
     fallback, width = aten(p), p.row_bytes("a")
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, *rest: Any, out: Any) -> Any:
@@ -270,7 +270,7 @@ def _aligned(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, o
     )  # fmt: skip
 
 
-def _overlap(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any) -> bool:
+def overlap(p: ScaledGemmProblem, a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any) -> bool:
     """Whether rows lie in each other's place: no tensor map describes that, and gfx950's loads take what follows the
     last row's beginning by a whole row's distance for part of it."""
     lines = ((a, 0), (b, 1), (out, 0))

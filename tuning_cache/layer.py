@@ -30,6 +30,7 @@ from .segment import Record, Segment, SegmentError
 SUFFIX = {"entries": ".json", "objects": ".fko"}
 SEGMENTS = "segments"
 USED_SECONDS = 3600.0  # how exactly a file's time of last use is kept
+SETTLED_SECONDS = 2.0  # after which a folder's time of change tells the next change from the last, on any file system
 
 
 class Found(NamedTuple):
@@ -60,7 +61,7 @@ class Layer:
     def __init__(self, root: Path, say: Callable[[str], None], notes: bool = True):
         self.root, self._say, self._notes = root, say, notes
         self._mutex = threading.Lock()
-        self._listed = -1  # time of change of the folder when it was listed
+        self._listed: int | None = None  # time of change of the folder when it was listed, if that says what it holds
         self._open: dict[str, Segment] = {}
         self._order: dict[str, list[Segment]] = {"entries": [], "objects": []}
         self._folders = {kind: f"{root}/{kind}/" for kind in SUFFIX}
@@ -122,7 +123,7 @@ class Layer:
         if changed != self._listed:
             with self._mutex:
                 self._list()
-                self._listed = changed
+                self._listed = changed if time.time() - changed * 1e-9 > SETTLED_SECONDS else None
         return self._order[kind]
 
     def _list(self) -> None:
@@ -158,7 +159,7 @@ class Layer:
             os.chmod(path, 0o644)
             os.replace(path, done[-1])
         _sync(folder)
-        self._listed = -1
+        self._listed = None
         return done
 
     def discard(self, parts: list[Segment]) -> None:
@@ -167,7 +168,7 @@ class Layer:
             for name in (str(part.path), f"{part.path}.used"):
                 with contextlib.suppress(OSError):
                     os.unlink(name)
-        self._listed = -1
+        self._listed = None
 
     # -- all of it
     def files(self, kind: str) -> Iterator[Path]:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 2.0
-OPEN_SECONDS = 15.0  # that importing the driver may take, on a busy machine
+OPEN_SECONDS = 10.0  # that importing the driver may take, on a busy machine
 RETRY_SECONDS = 30.0  # how long a remote is left alone after a failure
 MISSED_SECONDS = 60.0  # how long a miss is believed
 EXIT_SECONDS = 10.0  # how long a process that ends waits for what is still to be written
@@ -171,6 +171,8 @@ class Remote:
             from fsspec.core import url_to_fs
 
             system, root = url_to_fs(self.url)
+            if "s3" in system.protocol:
+                system.connect()  # reads its description of S3, which takes as long as many calls; asks nobody
             self._system = system, root.rstrip("/")
         return self._system
 

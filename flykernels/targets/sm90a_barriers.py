@@ -72,12 +72,10 @@ class Position:
         """parity 0 for those who wait for data, 1 for those who wait for room (there is at first)."""
         return Position(constant(0, i32), constant(parity, i32), stages)
 
-    def next(self, step: int = 1) -> Position:
-        """`step` stages on; for those who take every step-th stage, of a multiple of `step`."""
-        after = self.stage + step
-        wraps = after.equals(self.stages) if step == 1 else after >= self.stages
-        begin = 0 if step == 1 else after - self.stages
-        return Position(select(wraps, begin, after), select(wraps, self.parity ^ 1, self.parity), self.stages)
+    def next(self) -> Position:
+        after = self.stage + 1
+        wraps = after.equals(self.stages)
+        return Position(select(wraps, 0, after), select(wraps, self.parity ^ 1, self.parity), self.stages)
 
     @property
     def carried(self) -> tuple[Value, Value]:

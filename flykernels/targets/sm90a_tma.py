@@ -20,12 +20,6 @@ def prefetch_map(tensor_map) -> None:
     nvvm("prefetch", tensor_map, tensormap=True)
 
 
-def prefetch_bytes(pointer, size: Value) -> None:
-    """Starts to bring `size` (an i32, a multiple of 16) bytes from a pointer into device memory, a multiple of 16 too,
-    to L2: past tensor maps, and whoever may be about to write there, since L2 is what all see."""
-    nvvm("cp.async.bulk.prefetch", pointer, size)
-
-
 def policy(name: str) -> Value | None:
     """An L2 policy by its name in POLICIES, as `load_box` takes it; of "normal" none is needed."""
     return None if name == "normal" else constant(POLICIES[name], i64)

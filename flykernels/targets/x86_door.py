@@ -95,8 +95,11 @@ def take(base: str, kind: str = "i64", **words: int) -> str:
 
 def fill(base: str, words: Mapping[int, str]) -> str:
     """Puts values where these numbers say; a value of another type than i64 says so: "%a: !llvm.ptr"."""
-    pairs = ((index, *value.split(": ")) for index, value in words.items())
-    return "".join(put(value, base, int(index), *kind) for index, value, *kind in pairs)
+    text = ""
+    for index, given in words.items():
+        value, _, kind = given.partition(": ")
+        text += put(value, base, int(index), kind or "i64")
+    return text
 
 
 # What may be asked of a tensor: the function, and whether the answer is 4 bytes or 8, or a pointer.

@@ -133,7 +133,7 @@ def statistics() -> str:
 def same() -> str:
     """norm_same(a, b): whether two calls have one size, type and device."""
     compared = (Word.ROWS, Word.WIDTH, Word.RANK, Word.TYPE, Word.DEVICE)
-    words = "".join(take(f"%{call}", **{f"{call}{w.value}": w for w in compared}) for call in "ab")
+    words = "".join(take(f"%{call}", "i64", **{f"{call}{w.value}": int(w) for w in compared}) for call in "ab")
     return f"""
   llvm.func internal @norm_same(%a: !llvm.ptr, %b: !llvm.ptr) -> i1 {{
     {constants(zero=0, one=1)}

@@ -40,8 +40,25 @@ def not_aligned(*asked: tuple[str, int, int]) -> str | None:
     return None
 
 
+class Typed:
+    """A problem's element types, by the names that its fields hold."""
+
+    dtype: str
+    out_dtype: str
+
+    @property
+    def input_type(self) -> DType:
+        """Of A and B."""
+        return dtype(self.dtype)
+
+    @property
+    def output_type(self) -> DType:
+        """Of C."""
+        return dtype(self.out_dtype)
+
+
 @dataclass(frozen=True)
-class GemmProblem:
+class GemmProblem(Typed):
     """C = activation(A B + bias) + residual, accumulated in f32.
 
     A is (M, K), B is (K, N), C is (M, N); all may carry one leading batch axis. N and K are constants of the kernel; M,
@@ -77,14 +94,6 @@ class GemmProblem:
     align_a: int = 16
     align_b: int = 16
     align_c: int = 16
-
-    @property
-    def input_type(self) -> DType:
-        return dtype(self.dtype)
-
-    @property
-    def output_type(self) -> DType:
-        return dtype(self.out_dtype)
 
     def why_not(self, target) -> str | None:
         """Why no kernel of this template serves the problem on `target`, in words; None if one does."""

@@ -23,7 +23,6 @@ from .sm90a_config import WARP, Sm90aConfig, tensor_maps, tma_reads
 from .sm90a_multiply import Multiplier
 from .sm90a_output import EARLY_SUMS, Output
 from .sm90a_ring import READY, Stages, bring_all
-from .sm90a_turns import consume_in_turns
 from .sm90a_work import Piece, Work
 
 DTYPES = ("bf16", "f16")
@@ -64,7 +63,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
 
     def bring():
-        bring_all(k, p, cfg, work, given, ring, rank)
+        bring_all(k, p, cfg, work, ring, rank)
 
     def multiply():
         if cfg.bringers > WARP:
@@ -77,7 +76,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
             barriers.named_barrier(READY, cfg.workgroup_size)
         if cfg.k_cluster:
             barriers.cluster_arrive()
-        (consume_in_turns if cfg.k_groups > 1 else consume)(k, p, cfg, work, given, ring)
+        consume(k, p, cfg, work, given, ring)
 
     k.branch(mine, bring, multiply)
     if cfg.cluster_size > 1:

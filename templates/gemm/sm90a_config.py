@@ -37,7 +37,6 @@ class Sm90aConfig:
     tile_k          of A and B, a stage's
     stages          K tiles in shared memory
     groups          warpgroups that multiply, along (M, N)
-    k_groups        warpgroups that multiply one K tile each in turn, and add up at the end
     cluster         workgroups along (M, N) that share what they load: each brings a part and all get it
     split_k         workgroups that share a tile of C, each with a part of K; the last to come sums in a fixed order
     k_cluster       whether those workgroups are a cluster and add up through each other's shared memory, see
@@ -49,10 +48,9 @@ class Sm90aConfig:
     group_m         rows of tiles that are worked on together: see order.py
     evict           operands whose lines leave L2 first: "none", "b" or "both"
     keep            with B among `evict`: of so many K tiles in turn, one stays in L2 for the next call (0: none)
-    warm            so many K tiles of B, a workgroup's first, are brought to L2 before the kernel ahead has ended
     overlap         "late": the launch may begin once the workgroups of the kernel ahead have ended, before what they
-                    have written can be seen; "last": and lets the next kernel begin where there is room once the last
-                    K tile has been asked for; "early": and lets it do so at once; "none"
+                    have written can be seen; "early": and lets the next kernel take multiprocessors one by one as its
+                    own workgroups end, in whatever order that is; "none"
     tma_store       C leaves through shared memory by TMA, else by 16-byte stores
     """
 
@@ -62,7 +60,6 @@ class Sm90aConfig:
     tile_k: int = 64
     stages: int = 4
     groups: tuple[int, int] = (2, 1)
-    k_groups: int = 1
     cluster: tuple[int, int] = (1, 1)
     split_k: int = 1
     k_cluster: bool = False
@@ -72,7 +69,6 @@ class Sm90aConfig:
     group_m: int = GROUP_M
     evict: str = "none"
     keep: int = 0
-    warm: int = 0
     overlap: str = "none"
     tma_store: bool = False
 
@@ -83,14 +79,14 @@ class Sm90aConfig:
     @property
     def multipliers(self) -> int:
         """Threads that multiply."""
-        return self.groups[0] * self.groups[1] * self.k_groups * WARPGROUP
+        return self.groups[0] * self.groups[1] * WARPGROUP
 
     @property
     def bringers(self) -> int:
         """Threads of the role that brings tiles. One warp would do; beside several warpgroups it is a warpgroup, since
         only warpgroups can hand their registers to others, and registers are shared out for as many warps on all SIMDs.
         """
-        several = self.multipliers > WARPGROUP and self.beside == 1 and self.k_groups == 1
+        several = self.multipliers > WARPGROUP and self.beside == 1
         return 0 if self.kind != "wgmma" else WARPGROUP if several else WARP
 
     @property
@@ -144,7 +140,6 @@ class Sm90aConfig:
     def __str__(self) -> str:
         groups = "x".join(map(str, self.groups))
         more = [
-            f"{self.k_groups} in turn" if self.k_groups > 1 else "",
             f"clusters of {self.cluster[0]}x{self.cluster[1]}" if self.cluster_size > 1 else "",
             f"K in {self.split_k}{' in a cluster' if self.k_cluster else ''}" if self.split_k > 1 else "",
             f"K steps dealt out to {self.stream_k}" if self.stream_k else "",
@@ -152,7 +147,6 @@ class Sm90aConfig:
             f"{self.beside} a unit" if self.beside > 1 else "",
             f"evicts {self.evict}" if self.evict != "none" else "",
             f"keeps one of {self.keep}" if self.keep else "",
-            f"{self.warm} K tiles ahead" if self.warm else "",
             f"overlaps {self.overlap}" if self.overlap != "none" else "",
             "TMA stores" if self.tma_store else "",
             f"{self.group_m} rows together" if self.group_m != GROUP_M else "",
@@ -165,28 +159,17 @@ class Sm90aConfig:
 class Boxes:
     """How TMA brings one operand's tile of a stage.
 
-    box      (inner, outer) elements of one transfer: the contiguous axis first. (inner, rows, times): where K is the
-             contiguous axis, so many pieces of K one after the other, as if they were another axis
+    box      (inner, outer) elements of one transfer: the contiguous axis first
     at       for each transfer (bytes from the tile's start in shared memory, rows of M or N, K), from the tile's origin
     share    the same three for each next workgroup that shares the tile: it brings another part of each box"""
 
-    box: tuple[int, ...]
+    box: tuple[int, int]
     at: tuple[tuple[int, int, int], ...]
     share: tuple[int, int, int]
 
 
-def boxes(operand, sharers: int, k: int = 0) -> Boxes:
-    """The transfers of a `SharedOperand` that `sharers` workgroups bring in equal parts. k: of the operand, if known:
-    where it is made of whole boxes, a K tile of several comes at once."""
-    if (
-        operand.along_k
-        and operand.boxes > 1
-        and sharers == 1
-        and operand.rows <= BOX_MOST
-        and k
-        and k % operand.row == 0
-    ):
-        return Boxes((operand.row, operand.rows, operand.boxes), ((0, 0, 0),), (0, 0, 0))
+def boxes(operand, sharers: int) -> Boxes:
+    """The transfers of a `SharedOperand` that `sharers` workgroups bring in equal parts."""
     if operand.along_k:
         pieces = ceil(operand.rows / BOX_MOST)
         rows = operand.rows // pieces
@@ -328,12 +311,10 @@ def tensor_maps(p: GemmProblem, cfg: Sm90aConfig) -> tuple[TensorMap, ...]:
     one = (1,) if p.batched else ()
 
     def operand(name: str, shared, rows, sharers: int) -> TensorMap:
-        axes: Any = ((p.k, 1), (rows, f"{name}_{'row' if name == 'a' else 'col'}"))
+        axes = ((p.k, 1), (rows, f"{name}_{'row' if name == 'a' else 'col'}"))
         if not shared.along_k:
             axes = ((rows, 1), (p.k, f"{name}_{'col' if name == 'a' else 'row'}"))
-        box = boxes(shared, sharers, p.k).box
-        if len(box) > len(axes):
-            axes = ((shared.row, 1), axes[1], (p.k // shared.row, shared.row))
+        box = boxes(shared, sharers).box
         return TensorMap(f"{name}_map", name, (*axes, *batch(name)), (*box, *one), shared.swizzle)
 
     maps: tuple[TensorMap, ...] = (operand("a", a, "m", cfg.cluster[1]), operand("b", b, p.n, cfg.cluster[0]))

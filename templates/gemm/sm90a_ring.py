@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from flykernels.dtypes import i8, i32
-from flykernels.lang import Kernel, Value, constant, minimum, select
+from flykernels.dtypes import i8
+from flykernels.lang import Kernel, select
 from flykernels.lang.memory import advance
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 
-from .gfx950_operands import matrix
 from .problem import GemmProblem
 from .sm90a_config import (
     BLOCK_K,
@@ -22,7 +21,6 @@ from .sm90a_config import (
     BRINGER_REGISTERS,
     WARP,
     Sm90aConfig,
-    along_k,
     boxes,
     shared_memory,
     shared_operands,
@@ -88,12 +86,10 @@ def advance_bytes(pointer, size):
     return advance(pointer, size, i8)
 
 
-def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages, rank) -> None:
+def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:
     """What the warps beside those that multiply do: one thread prepares the ring and fills it. Scaled products too."""
     if cfg.bringers > WARP:
         barriers.give_registers(BRINGER_REGISTERS)
-    if cfg.warm:
-        k.when(k.thread < cfg.multipliers + WARP)(lambda: ask_ahead(k, p, cfg, work, given))
     first = k.thread.equals(cfg.multipliers)
 
     @k.when(first)
@@ -116,29 +112,9 @@ def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stag
         if k.overlaps:
             barriers.wait_for_kernels_ahead()
         produce(k, p, cfg, work, ring, rank)
-        if cfg.overlap == "last":
-            barriers.let_kernels_follow()
 
     if cfg.k_cluster:
         barriers.cluster_wait()
-
-
-def ask_ahead(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given) -> None:
-    """Asks L2 for the first K tiles of B, by one warp: memory has work while the kernel ahead ends. What that one may
-    still write to B is safe, since L2 is what all see; shared memory would not be."""
-    piece = work.start()
-    column, first = piece.column * cfg.tile_n, piece.first * cfg.tile_k
-    depth = minimum(minimum(piece.end * cfg.tile_k, p.k) - first, cfg.warm * cfg.tile_k)
-    rows = minimum(p.n - column, cfg.tile_n)
-    lines, wide = (rows, depth) if along_k(p, "b") else (depth, rows)
-    size = wide * p.input_type.bytes // tma.TMA_ALIGNMENT * tma.TMA_ALIGNMENT
-    size = size if isinstance(size, Value) else constant(size, i32)
-    source = matrix(k, p, given, "b", piece.batch).transposed().at(column, first)
-
-    @k.loop(k.thread % WARP, lines, WARP)
-    def _(line):
-        at = (line, 0) if along_k(p, "b") else (0, line)
-        k.when(size > 0)(lambda: tma.prefetch_bytes(source.at(*at).pointer, size))
 
 
 def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:
@@ -163,13 +139,11 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stage
 
     def load(name: str, shared, start, batch, origin, step, barrier) -> None:
         at_k, of_l2 = step * cfg.tile_k, hint(name, step)
-        how, part = boxes(shared, shared_along[name], p.k), place[name]
+        how, part = boxes(shared, shared_along[name]), place[name]
         for size, row, depth in how.at:
             to = advance_bytes(start, size + part * how.share[0])
             at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
             at = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
-            if len(how.box) > len(at):
-                at = (constant(0, i32), at_row, step * (cfg.tile_k // shared.row))
             tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), of_l2, masks[name])
 
     def piece(piece: Piece, carried):

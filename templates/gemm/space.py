@@ -33,18 +33,18 @@ class Space:
 
 
 # ptxas takes a core a second or two for each, and a model waits for it. Of 45 products with dense15's sizes, the tile
-# that the estimate names first was the fastest in 39 on an H200; of others the first variant tells whether it is wrong.
-VARIANTS = 5  # of that tile
+# that the estimate names first was the fastest in 39 on an H200; of others two variants tell whether it is wrong.
+VARIANTS, OTHERS = 5, 2  # of that tile, of each other
 TILE = ("kind", "tile_m", "tile_n", "tile_k", "groups", "split_k", "k_cluster", "stream_k")
 
 
 def fewer(space: Space) -> Space:
-    """VARIANTS of the likeliest tile, and of every other tile the first."""
+    """VARIANTS of the likeliest tile, and of every other tile the first OTHERS."""
     tiles: dict[tuple, int] = {}
     kept, dropped = [], []
     for candidate in space.kept:
         tile = tuple(getattr(candidate.config, x) for x in TILE)
-        most = VARIANTS if not tiles or tile == next(iter(tiles)) else 1
+        most = VARIANTS if not tiles or tile == next(iter(tiles)) else OTHERS
         tiles[tile] = tiles.get(tile, 0) + 1
         if tiles[tile] <= most:
             kept.append(candidate)

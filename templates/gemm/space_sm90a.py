@@ -12,7 +12,7 @@ from math import ceil
 
 from flykernels.targets.gpu import GpuLimits
 
-from . import sm90a_cluster, sm90a_turns
+from . import sm90a_cluster
 from .problem import GemmProblem
 from .sm90a import why_not
 from .sm90a_config import (
@@ -21,6 +21,7 @@ from .sm90a_config import (
     COLUMNS_MOST,
     SWIZZLE_MOST,
     WARP,
+    WARPGROUP,
     Sm90aConfig,
     copied_room,
     shared_memory,
@@ -40,7 +41,7 @@ CLUSTER_SPLIT, CLUSTER_M = 2, 128  # K split over a cluster wins for so many wor
 STREAMING_M = 256  # up to here B is read about once, and bringing it takes longer than multiplying
 # Cycles and bytes a cycle of one multiprocessor at 1.75 GHz, measured on an H200 with these kernels:
 MULTIPLY = 2048  # multiply-adds of 16-bit elements (the data sheet's 989 TFLOP/s at 1.83 GHz)
-SHARED = 128  # bytes of shared memory that wgmma reads and TMA writes
+SHARED = 144  # bytes of shared memory that wgmma reads and TMA writes: 128 are read, and some of what comes hides
 FILL = 72  # bytes from L2
 MEMORY = 2300  # bytes from memory, all multiprocessors together
 LATENCY = 1200  # from asking for a K tile to having it
@@ -139,14 +140,11 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits
     if config.kind == "mma":
         yield config, ""
     elif p.m_hint <= BLOCK_M:
-        early = replace(config, overlap="early")
-        yield early, "B's lines leave L2 first"
-        yield replace(early, evict="none"), "B stays in L2 for the next call"
+        # lines that leave L2 first stay there as well while there is room, and drive nobody else's out
+        yield replace(config, overlap="early"), ""
         if best:
-            yield config, "workgroups begin together"
-            yield replace(config, evict="none"), "workgroups begin together, B stays in L2"
-            if not config.stream_k:
-                yield replace(early, warm=True), "B is asked for before the kernel ahead has ended"
+            yield replace(config, overlap="late"), "workgroups begin together"
+            yield config, "the kernel ahead has ended"
     elif p.m_hint <= STREAMING_M:
         # workgroups that read the same at the same time read it once, which an early start would break up
         late = replace(config, overlap="late")
@@ -161,17 +159,14 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits
         by_tma = replace(early, persistent=True, tma_store=True)
         if config.split_k > 1 or limit(p, by_tma, limits) is not None:
             by_tma = early
-        yield by_tma, "TMA writes C while the next tile is multiplied" if by_tma != early else ""
+        told = "TMA writes C while the next tile is multiplied" if by_tma != early else ""
+        yield replace(by_tma, group_m=FEW_ROWS), "; ".join(filter(None, [told, "few rows of tiles together"]))
+        if best and p.m_hint >= MANY_ROWS * config.tile_m:
+            yield replace(by_tma, group_m=MANY_ROWS), "many rows of tiles together"
+        yield by_tma, told
         if config.split_k == 1:
             yield replace(by_tma, cluster=(2, 1)), "pairs of workgroups share B"
-            if best:
-                yield replace(by_tma, cluster=(1, 2)), "pairs of workgroups share A"
         yield early, "warps write C, and more stages fit"
-        if best:
-            yield replace(by_tma, overlap="none"), "the kernel ahead has ended"
-            if p.m_hint >= MANY_ROWS * config.tile_m:
-                yield replace(by_tma, group_m=FEW_ROWS), "few rows of tiles together"
-                yield replace(by_tma, group_m=MANY_ROWS), "many rows of tiles together"
 
 
 def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
@@ -187,7 +182,7 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
         if cfg.columns % COLUMN_STEP or cfg.columns > COLUMNS_MOST:
             return f"{cfg.columns} columns a warpgroup; wgmma and the output take multiples of 16 up to {COLUMNS_MOST}"
         room = shared_memory(p, cfg).total
-        most = SUMS_MOST[min(2, cfg.groups[0] * cfg.groups[1])]
+        most = SUMS_MOST[min(2, cfg.multipliers // WARPGROUP)]
         if cfg.sums > most:
             return f"{cfg.sums} sums a thread; at most {most} fit into registers beside addresses"
         if cfg.cluster_size > 1 and (cfg.split_k > 1 or cfg.stream_k):
@@ -196,12 +191,6 @@ def limit(p: GemmProblem, cfg: Sm90aConfig, limits: GpuLimits) -> str | None:
             reason = sm90a_cluster.why_not(p, cfg)
             if reason:
                 return reason
-        if cfg.k_groups > 1:
-            reason = sm90a_turns.why_not(p, cfg)
-            if reason:
-                return reason
-        if cfg.warm and cfg.stream_k:
-            return "a workgroup whose K steps are dealt out asks for none ahead"
         if cfg.tma_store and not stores_wide(p):
             return "C is not aligned to 16 bytes, which TMA needs"
         if cfg.tma_store and cfg.columns * p.output_type.bytes < SWIZZLE_MOST:

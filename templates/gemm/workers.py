@@ -162,6 +162,9 @@ def answered(asked: dict) -> tuple[bytes, bytes]:
 
 def serve() -> None:
     """The worker: questions on standard input, answers on standard output, until the input ends."""
+    # None is what makes an import fail: nothing here needs torch, and the package that MLIR's bindings come with
+    # imports it where it can, which takes four times as long as everything else
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     import flykernels.targets  # noqa: F401  # while nobody waits for it
 
     answers = os.fdopen(os.dup(1), "wb")

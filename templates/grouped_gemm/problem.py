@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from flykernels.dtypes import DType, dtype
-from templates.gemm.problem import DTYPES, LARGEST, LAYOUTS, GemmProblem, not_aligned, not_known
+from templates.gemm.problem import DTYPES, LARGEST, LAYOUTS, GemmProblem, Typed, not_aligned, not_known
 
 FORMS = ("m", "n", "k", "batch")
 RUN_TIME = {"m": "m", "n": "n", "k": "k", "batch": "m"}  # the size that only the run knows
@@ -15,7 +14,7 @@ OTHER = {"row": "col", "col": "row", "any": "any"}  # the layout of the transpos
 
 
 @dataclass(frozen=True)
-class GroupedGemmProblem:
+class GroupedGemmProblem(Typed):
     """C = A B for each of `groups` groups, summed in f32: what torch.nn.functional.grouped_mm computes.
 
     form      A            B            C
@@ -57,14 +56,6 @@ class GroupedGemmProblem:
     align_a: int = 16
     align_b: int = 16
     align_c: int = 16
-
-    @property
-    def input_type(self) -> DType:
-        return dtype(self.dtype)
-
-    @property
-    def output_type(self) -> DType:
-        return dtype(self.out_dtype)
 
     @property
     def ragged(self) -> bool:

@@ -9,7 +9,7 @@ from templates.gemm.sm90a_config import Sm90aConfig
 
 @dataclass(frozen=True)
 class GroupedSm90aConfig(Sm90aConfig):
-    """See Sm90aConfig; workgroups stay (`persistent`), split_k, stream_k, cluster and warm are not used.
+    """See Sm90aConfig; workgroups stay (`persistent`), split_k, stream_k, cluster and keep are not used.
 
     queued  who is free takes the next tile; else each workgroup does as many tiles as the others, or one less
     """

@@ -38,8 +38,8 @@ def arguments(k: Kernel, p: RMSNormProblem, cfg: GpuConfig, workspace: int = 0) 
     more = {"workspace": Global(f32, (MANY, workspace))} if workspace else {}
     order = memory | scalar_types(p) | more
     given = dict(zip(order, k.args(**order)))
-    rows = ("x", "residual", "y", "sum") if cfg.once else ()
-    return given | {n: replace(given[n], once=True) for n in rows if n in given}
+    once = ("x", "residual", "y", "sum") if cfg.once else ()
+    return given | {n: replace(given[n], once=True) for n in once if n in given}
 
 
 def layout(p: RMSNormProblem, cfg: GpuConfig) -> ThreadValues:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from flykernels.dtypes import DType, dtype, f4e2m1, f8e4m3fn, f8e4m3fnuz, f8e5m2, u8
 from flykernels.microscaling import BLOCK, FORMATS
-from templates.gemm.problem import not_a_size, not_aligned, not_known
+from templates.gemm.problem import Typed, not_a_size, not_aligned, not_known
 
 FP8 = (f8e4m3fn, f8e5m2)
 OPERANDS = (*FP8, f4e2m1)
@@ -18,7 +18,7 @@ ALIGN = 16  # bytes: what one lane loads at most
 
 
 @dataclass(frozen=True)
-class ScaledGemmProblem:
+class ScaledGemmProblem(Typed):
     """C = (A scales_a) (B scales_b) + bias, summed in f32. A is (M, K) row-major, B (K, N) column-major, C (M, N).
 
     N and K are constants of the kernel; M and the strides are run-time arguments.
@@ -69,10 +69,6 @@ class ScaledGemmProblem:
     def input_type(self) -> DType:
         """As operands lie in memory."""
         return u8
-
-    @property
-    def output_type(self) -> DType:
-        return dtype(self.out_dtype)
 
     def row_bytes(self, which: str) -> int:
         """Bytes of K numbers of operand "a" or "b"."""

@@ -46,8 +46,8 @@ def why_not(p: ScaledGemmProblem) -> str | None:
 
 def limit(p: ScaledGemmProblem, cfg: Sm90aConfig) -> str | None:
     """The limit that a configuration runs into beyond those of the dense kernel, in words; None if it fits."""
-    if cfg.kind != "wgmma" or cfg.warm or cfg.k_groups > 1:
-        return "only wgmma configurations that do not warm up, with warpgroups along M and N"
+    if cfg.kind != "wgmma":
+        return "only wgmma configurations"
     if cfg.tile_k % PROMOTE:
         return f"K tiles of {cfg.tile_k}; they are whole multiples of {PROMOTE}"
     if not p.fast_accum and cfg.sums > SUMS_MOST:
@@ -90,7 +90,7 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
 
     def bring():
-        bring_all(k, p, cfg, work, given, ring, rank)
+        bring_all(k, p, cfg, work, ring, rank)
 
     def multiply():
         if cfg.bringers > WARP:

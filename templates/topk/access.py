@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from flykernels.dtypes import i64
 from flykernels.lang import Kernel, Value, View, u32
 from flykernels.lang.memory import advance
+from flykernels.lang.values import mlir_type
+from flykernels.layout import Layout
+from flykernels.mlir import llvm
 
 from .arguments import declared
 from .config import TopKConfig
@@ -71,6 +74,24 @@ class Row:
 
     def write(self, value: Value, position) -> None:
         self.view.write(self.pointer(position), value, self.view.dtype.bytes)
+
+
+class Kept:
+    """Where rows begin that are not needed before the end: in shared memory meanwhile, so that no register holds it.
+    A barrier must lie between this and `back`."""
+
+    def __init__(self, k: Kernel, *rows: Row):
+        self.rows, self.words = rows, k.shared(i64, Layout((len(rows),), (1,)))
+
+        @k.when(k.thread.equals(0))
+        def _():
+            for n, row in enumerate(rows):
+                self.words.put(Value(llvm.ptrtoint(mlir_type(i64), row.view.pointer), i64), n)
+
+    def back(self) -> list[Row]:
+        """The rows, in order."""
+        pointer = lambda n, row: llvm.inttoptr(row.view.pointer.type, self.words.get(n).ssa)
+        return [replace(row, view=replace(row.view, pointer=pointer(n, row))) for n, row in enumerate(self.rows)]
 
 
 def write_result(k: Kernel, order: Order, x: Row, values: Row, indices: Row, rank: Value, entry: Value) -> None:

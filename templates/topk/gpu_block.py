@@ -14,7 +14,7 @@ from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i16
 from flykernels.lang import Kernel, Value, maximum, minimum, select, trailing_zeros, u32
 
-from .access import Given, vector_of, write_result
+from .access import Given, Kept, vector_of, write_result
 from .config import TopKConfig
 from .gpu_merge import merge
 from .gpu_search import number, over, reaches
@@ -65,7 +65,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     group = k.workgroup_id().to(u32)
     parts = given["parts"].to(u32) if cfg.split else number(1)
     row, part = (group // parts, group % parts) if cfg.split else (group, number(0))
-    x, values, indices = (given.row(name, row) for name in ("x", "values", "indices"))
+    x, results = given.row("x", row), Kept(k, given.row("values", row), given.row("indices", row))
     vectors = width // vector * vector
     begin, end = number(0), vectors
     if cfg.split:
@@ -172,7 +172,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     def to_results(rank, e):
         @k.when(rank < want)
         def _():
-            write_result(k, order, x, values, indices, rank, e)
+            write_result(k, order, x, *results.back(), rank, e)
 
     if cfg.split:
         merge(shared, given["workspace"], row, part, parts, to_results)

@@ -7,9 +7,9 @@ neighbouring places, always: no two of them want the same bank."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flykernels.lang import Kernel, Value, constant, select, u32, u64
+from flykernels.lang import Kernel, Value, constant, i32, minimum, select, u32, u64
 
 from .gpu_board import Board
 from .gpu_search import number
@@ -46,9 +46,12 @@ def sort(board: Board, most: int, visit: Callable[[Value, Value], None]) -> None
 
         mine.append(found)
     for size in powers(2, n * lanes):  # of runs within a wave
-        mine = network.merge(mine, network.descending(size), size // 2)
+        step = network.anew(number(size))
+        mine = step.merge(mine, step.descending(size), size // 2)
 
-    @k.repeat(carry=(tuple(mine), number(lanes), half), going=lambda s: s[1] * n < count)
+    taken = minimum(count, threads)  # threads that hold something
+
+    @k.repeat(carry=(tuple(mine), number(lanes), half), going=lambda s: s[1] < taken)
     def merged(s):
         """Two runs of so many threads become one. The halves take turns, so that one barrier a step does."""
         mine, run, at = s
@@ -65,7 +68,7 @@ def sort(board: Board, most: int, visit: Callable[[Value, Value], None]) -> None
             return tuple(better(a, b, best) for a, b in zip(mine, others)), distance >> 1, half - at
 
         mine, _, at = across
-        return tuple(network.merge(list(mine), descending, n * lanes // 2)), run + run, at
+        return tuple(network.anew(run).merge(list(mine), descending, n * lanes // 2)), run + run, at
 
     mine, _, at = merged
     if n == 1:
@@ -101,6 +104,12 @@ class Network:
     k: Kernel
     thread: Value
     held: int
+
+    def anew(self, size: Value) -> Network:
+        """The same for runs of so many, of which LLVM does not know that it is: else it would keep what it asks of the
+        thread's bits for all steps, in more registers than there are."""
+        opaque = self.k.target.opaque((self.thread + size).to(i32)).to(u32)
+        return replace(self, thread=opaque - size)
 
     def descending(self, size: int) -> list[bool] | Value:
         """Whether a run of `size` becomes one that descends: every second does. For each register, or for all."""

@@ -11,10 +11,10 @@ import s3fs
 
 from tests.cache.buckets import serving
 from tests.cache.making import code, fill, key
-from tuning_cache import Remote, Store, Timing
+from tuning_cache import Remote, Store, Timing, remote
 
 URL = "s3://bucket/flykernels"
-QUICK = 0.3
+QUICK = 0.5
 
 
 @pytest.fixture
@@ -31,8 +31,9 @@ def bucket(monkeypatch):
         s3fs.S3FileSystem.clear_instance_cache()
 
 
-def store(folder, **options) -> Store:
-    return Store([folder], remote=Remote(URL, **options))
+def store(folder, timeout: float = 30.0) -> Store:
+    """A busy machine may take its time, where no test is of timeouts."""
+    return Store([folder], remote=Remote(URL, timeout))
 
 
 def written(filled: Store) -> None:
@@ -67,8 +68,9 @@ def test_nothing_damaged_or_too_large_is_taken(tmp_path, bucket, caplog):
 def test_a_server_that_hangs_refuses_or_is_gone_is_a_miss(tmp_path, bucket, caplog):
     made = fill(one := store(tmp_path / "one"), 2)
     written(one)
-    hung = store(tmp_path / "hung", timeout=QUICK)
+    hung = store(tmp_path / "hung")
     assert hung.lookup(key(1)) == made[0]
+    hung.remote.timeout = QUICK
     bucket.let_go.clear()
     start = time.monotonic()
     assert all(hung.lookup(key(n)) is None for n in range(2, 30))
@@ -76,7 +78,7 @@ def test_a_server_that_hangs_refuses_or_is_gone_is_a_miss(tmp_path, bucket, capl
     bucket.let_go.set()
     hung.remote._down_until = 0.0  # as after half a minute
     hung.remote._missed.clear()
-    hung.remote.timeout = 10.0
+    hung.remote.timeout = 30.0
     assert hung.lookup(key(2)) == made[1]
     bucket.status = 403
     refused = store(tmp_path / "refused")
@@ -89,4 +91,4 @@ def test_offline_costs_one_timeout(tmp_path, bucket, monkeypatch):
     gone, start = store(tmp_path, timeout=QUICK), time.monotonic()
     made = fill(gone, 3)
     assert [gone.lookup(e.key) for e in made] == made and all(gone.lookup(key(n)) is None for n in range(4, 50))
-    assert time.monotonic() - start < 5 + 10 * QUICK and gone.remote.failures
+    assert time.monotonic() - start < remote.OPEN_SECONDS + 10 * QUICK and gone.remote.failures

@@ -23,7 +23,7 @@ from templates.gemm.sm90a_work import slot_bytes
 NT = GemmProblem(4096, 4096, "bf16", "bf16", b="col")
 SMALL = Config(tile_m=64, tile_n=64, stages=4, groups=(1, 1))
 CASES = {
-    "small M": (NT, Config(tile_m=16, tile_n=32, tile_k=128, stages=12, groups=(1, 1), evict="b", keep=4, warm=12)),
+    "small M": (NT, Config(tile_m=16, tile_n=32, tile_k=128, stages=12, groups=(1, 1), evict="b", keep=4)),
     "large": (NT, Config(tile_n=256, persistent=True, tma_store=True, cluster=(2, 1))),
     "NN, f16": (replace(NT, b="row", dtype="f16", out_dtype="f16"), Config(tile_n=96)),
     "TN": (replace(NT, a="col", b="row"), Config(stages=3, cluster=(1, 2))),
@@ -33,8 +33,8 @@ CASES = {
     "C in pairs": (replace(NT, n=4090, align_c=4, residual=True), SMALL),
     "C one by one": (replace(NT, n=4095, align_c=2), SMALL),
     "split": (NT, replace(SMALL, split_k=4)),
-    "split in a cluster": (replace(NT, residual=True), Config(stages=6, split_k=3, k_cluster=True, overlap="late")),
-    "overlaps": (NT, replace(SMALL, overlap="last", warm=8)),
+    "split in a cluster": (replace(NT, residual=True), Config(stages=5, split_k=3, k_cluster=True, overlap="late")),
+    "overlaps": (NT, replace(SMALL, overlap="early")),
     "streamed": (NT, Config(stream_k=132)),
     "batched": (replace(NT, batched=True), Config(persistent=True)),
     "copied": (replace(NT, align_a=4), Config("mma", 64, 64, 64, 4, (1, 1))),
@@ -62,7 +62,7 @@ def test_compiles(p, config):
 
 def test_who_overlaps_waits_before_it_touches_what_others_may():
     """The role that brings tiles and the one that multiplies wait each for itself; before that there are prefetches."""
-    code = build(replace(NT, bias="row", residual=True), replace(SMALL, overlap="early", warm=8), sm90a)
+    code = build(replace(NT, bias="row", residual=True), replace(SMALL, overlap="early"), sm90a)
     body = code.text[code.text.index(".entry") :]
     wait = "griddepcontrol.wait"
     assert body.count(wait) == 2 and body.count("griddepcontrol.launch_dependents") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,12 @@ def test_the_same_bytes_as_in_this_process(pool):
     built = pool.build_all(P, CONFIGS, "gfx950")
     assert [b.to_bytes() for b in built] == [build(P, c, gfx950).to_bytes() for c in CONFIGS]
     assert len(set(pool.pids())) == 2  # all idle again
+
+
+def test_workers_start_without_torch(pool):
+    pool.build(P, CONFIGS[0].key(), "gfx950")
+    for pid in pool.pids():
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_a_kernel_that_cannot_be_built_costs_only_itself(pool):

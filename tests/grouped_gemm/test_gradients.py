@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 
+from bench._grouped_suite import GROUPS, SHARES, SIZES_NK, TOKENS, sizes_of
 from flykernels.launch import host
 from flykernels.targets import x86
 from templates.grouped_gemm.arguments import pointers, problem_of, scalar_values
@@ -71,3 +72,34 @@ def test_gradients(sizes, dtype):
         first = end
     assert (w.grad[[i for i, size in enumerate(sizes) if size == 0]] == 0).all()
     assert y[own:].isnan().all() and x.grad[own:].isnan().all()
+
+
+SUITE = [(g, tokens, share) for g in GROUPS for tokens in TOKENS for share in SHARES]
+
+
+@pytest.mark.parametrize(("groups", "tokens", "share"), SUITE)
+def test_the_suites_groups(groups, tokens, share):
+    """Every sharing out of tokens that the benches time, with N and K of their weights divided by 64 or 128: output and
+    gradients of the largest, the smallest and some other groups within the bound of their own sums, all written; of
+    an empty group exactly zero."""
+    sizes = sizes_of(groups, tokens, share)
+    make = torch.Generator().manual_seed(groups)
+    looked_at = {0, groups - 1, sizes.index(max(sizes)), sizes.index(min(sizes)), *range(1, groups, groups // 4)}
+    less = 128 if tokens == max(TOKENS) else 64
+    for n, k in ((n // less, k // less) for n, k in SIZES_NK[GROUPS.index(groups) % 2 :][:1]):
+        draw = lambda *shape: torch.randn(*shape, generator=make).bfloat16()
+        x, w, grad = draw(sum(sizes), k).requires_grad_(), draw(groups, n, k).requires_grad_(), draw(sum(sizes), n)
+        y = Grouped.apply(x, w, offsets(sizes))
+        y.backward(grad)
+        assert not w.grad[[i for i, size in enumerate(sizes) if size == 0]].any()
+        assert all(t.isfinite().all() for t in (y, x.grad, w.grad))
+        first = 0
+        for g, size in enumerate(sizes):
+            rows = slice(first, first := first + size)
+            if g not in looked_at:
+                continue
+            xs, ws, gs = (t.detach().double() for t in (x[rows], w[g], grad[rows]))
+            for got, left, right in ((y[rows], xs, ws.t()), (x.grad[rows], gs, ws), (w.grad[g], gs.t(), xs)):
+                bound = left.norm(dim=1, keepdim=True) * right.norm(dim=0, keepdim=True)  # of sums of products
+                error = (got.double() - left @ right).abs()
+                assert (error <= torch.finfo(torch.bfloat16).eps * bound).all(), f"group {g} of {sizes}"

@@ -30,7 +30,7 @@ TILES = [  # (configuration, N, M)
     (Config(tile_n=256), 256, 136),
     (Config(tile_m=64, tile_n=96, groups=(1, 1)), 192, 64),
     (Config(tile_m=64, tile_n=112, groups=(1, 1)), 224, 64),
-    (Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), evict="b", keep=3, warm=12), 256, 40),
+    (Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), evict="b", keep=3), 256, 40),
     (Config(tile_m=32, tile_n=64, tile_k=128, groups=(1, 1)), 256, 40),
     (Config(tile_m=64, tile_n=128, groups=(1, 2), stages=3), 256, 128),
     (Config(tile_m=256, tile_n=128, stages=3), 256, 256),
@@ -48,9 +48,7 @@ TILES = [  # (configuration, N, M)
     (Config(stages=3, split_k=3), 256, 136),
     (replace(SMALL, tile_n=128, stream_k=132), 512, 200),
     (Config(stream_k=132), 2048, 600),
-    (replace(SMALL, overlap="early", warm=5), 256, 64),
-    (Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), k_groups=2, warm=2), 256, 40),
-    (replace(SMALL, tile_n=96, k_groups=3, stages=6), 200, 104),
+    (replace(SMALL, overlap="early"), 256, 64),
     (replace(SMALL, split_k=2, k_cluster=True), 200, 104),
     (Config(stages=6, split_k=2, k_cluster=True, overlap="late"), 256, 200),
     (Config(stages=6, tile_n=96, split_k=3, k_cluster=True), 256, 200),
@@ -58,8 +56,7 @@ TILES = [  # (configuration, N, M)
     (Config(stages=3, cluster=(1, 2), overlap="late"), 256, 128),
     (Config(stages=3, split_k=3, overlap="early"), 256, 136),
     (Config(persistent=True, tma_store=True, overlap="early"), 2048, 2104),
-    (replace(SMALL, split_k=2, k_cluster=True, overlap="last", warm=3, evict="b", keep=2), 200, 104),
-    (Config(stages=3, cluster=(1, 2), overlap="last", warm=2), 256, 128),
+    (replace(SMALL, split_k=2, k_cluster=True, overlap="early", evict="b", keep=2), 200, 104),
 ]
 
 
@@ -168,11 +165,11 @@ def test_all_candidates(m, n, k):
 
 
 OVERLAPPING = [
-    Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), stages=6, warm=4, evict="b", keep=2),
+    Config(tile_m=16, tile_n=32, tile_k=128, groups=(1, 1), stages=6, evict="b", keep=2),
     Config(tile_m=64, tile_n=64, groups=(1, 1), split_k=2),
     Config(stream_k=132, stages=3),
-    Config(tile_m=64, tile_n=64, groups=(1, 1), split_k=2, k_cluster=True, stages=6, warm=16),
-    Config(tile_m=64, tile_n=64, groups=(1, 1), warm=8),  # there is room for several kernels side by side
+    Config(tile_m=64, tile_n=64, groups=(1, 1), split_k=2, k_cluster=True, stages=6),
+    Config(tile_m=64, tile_n=64, groups=(1, 1)),  # there is room for several kernels side by side
     Config(tile_m=64, tile_n=64, groups=(1, 1), cluster=(1, 4)),
     Config(persistent=True, tma_store=True),
 ]
@@ -183,14 +180,14 @@ OVERLAPPING = [
 @pytest.mark.parametrize("config", OVERLAPPING, ids=str)
 def test_a_kernel_that_overlaps_sees_all_that_the_one_before_wrote(config, operand, captured):
     """A chain, one operand of each product what the one before wrote, back and forth between two buffers: what it gives
-    without overlap. B is written while the next kernel already asks L2 for it."""
+    without overlap."""
     p = replace(BASE, n=1024, k=1024, activation="relu", residual=True)
     m = 1024 if operand == "b" else 16 if config.tile_m == 16 else 200
     torch.manual_seed(0)
     x, w = (torch.randn(rows, 1024, device="cuda").to(torch.bfloat16) for rows in (m, 1024))
     w *= 0.7 * p.k**-0.5
     results = []
-    for overlap in ("none", "late", "early", "last"):
+    for overlap in ("none", "late", "early"):
         launch = Launcher(compiled(p, replace(config, overlap=overlap)))
         buffers = [torch.zeros_like(x), torch.zeros_like(x)]
 

@@ -152,8 +152,8 @@ def test_one_row_has_no_next_one(log_text):
     function = lambda x, w, scale: F.linear(F.rms_norm(x, (256,), scale), w)
     result, code = run_and_get_code(compile_with(function), x, w, scale)
     assert ours_ran(code) and "not laid out" not in log_text.text
-    normed = F.rms_norm(x.double(), (256,), scale.double(), torch.finfo(BF16).eps).to(BF16)
-    assert_close(result, normed.double() @ w.double().t(), 256 * 4)  # the scale makes numbers larger
+    exact = function(x.double(), w.double(), scale.double())
+    assert (result.double() - exact).norm() < 2 * torch.finfo(BF16).eps * exact.norm()  # x is rounded once more between
 
 
 def test_a_bias_that_begins_between_words():
@@ -319,6 +319,7 @@ def run_program(folder: Path, inductor: str, without_compiler: bool = False) -> 
     env = {
         **os.environ, "PYTHONPATH": os.pathsep.join(path), "FLYKERNELS_CACHE_DIR": str(folder / "ours"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / inductor),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its processes take longer to start and to end than the work takes
     }  # fmt: skip
     if without_compiler:
         (folder / "flydsl.py").write_text("raise ImportError('no compiler on this machine')\n")

@@ -18,9 +18,21 @@ from tests.rms_norm.test_gfx950 import BACK, BACKWARD, FORWARD
 P = RMSNormProblem
 
 
-@pytest.mark.parametrize("name", [*FORWARD, *BACKWARD])
+ONCE = {  # rows that go past the caches
+    "past the caches": (P(16384, "f32", "f32", residual=True, rstd=True), GpuConfig(512, 1, 4, once=True), 5, {}),
+    "past the caches, tails": (
+        P(8200, "bf16", "f32", rstd=True),
+        GpuConfig(512, 1, 8, parts=3, once=True),
+        3,
+        {"pad": 8},
+    ),
+    "past the caches, too narrow": (P(4098, "f32", "f32", align=8), GpuConfig(256, 1, 2, once=True), 2, {"pad": 2}),
+}
+
+
+@pytest.mark.parametrize("name", [*FORWARD, *BACKWARD, *ONCE])
 def test_every_way(name):
-    problem, config, rows, how = (FORWARD | BACKWARD)[name]
+    problem, config, rows, how = (FORWARD | BACKWARD | ONCE)[name]
     run(problem, config, sm90a, 3 * rows, **how)
 
 

@@ -1,4 +1,5 @@
-"""A warmup's measuring in a process for each GPU; the GPUs are stood for by the CPU, which measures the same way."""
+"""A warmup's measuring in a process for each GPU. Where there are not two, the CPU stands for them, which measures the
+same way."""
 
 from __future__ import annotations
 
@@ -7,25 +8,29 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from inductor_plugin import measuring_gpus, warmup_asked
 from inductor_plugin.measuring_gpus import TRIES, GpuMeasuring, gpus_of, travels
+from inductor_plugin.wanted import description_of
 from tuning_cache import Store
 from tuning_cache.shapes import Shape
 
-GPUS = [("CUDA_VISIBLE_DEVICES", "5"), ("CUDA_VISIBLE_DEVICES", "7")]
+TARGET, GPUS, TYPE = "x86", [("CUDA_VISIBLE_DEVICES", "5"), ("CUDA_VISIBLE_DEVICES", "7")], "f32"
+if torch.cuda.device_count() > 1:
+    TARGET, GPUS, TYPE = "sm90a", gpus_of("sm90a", description_of("sm90a"))[:2], "bf16"
 
 
 def asked(*ms: int):
     return warmup_asked.from_shapes(
-        [Shape("mm", m, 24, 40, dtype="f32", layout="NN", bias="none") for m in ms], ["x86"]
+        [Shape("mm", m, 256, 64, dtype=TYPE, layout="NN", bias="none") for m in ms], [TARGET]
     )
 
 
 @pytest.fixture
 def measuring(tmp_path):
     found = asked(6, 7)
-    made = GpuMeasuring("x86", GPUS, found.units, Store([tmp_path]), found.described, None)
+    made = GpuMeasuring(TARGET, GPUS, found.units, Store([tmp_path]), found.described, None)
     yield made
     made.close()
 
@@ -45,7 +50,7 @@ def test_each_process_sees_one_gpu_and_what_one_loses_another_does_again(measuri
     assert first.process is not lost
     assert measuring.undone == {} and (measuring.decided, measuring.done) == (2, 2)
     seen = {of(worker.process)["CUDA_VISIBLE_DEVICES"] for worker in measuring.workers if worker.process}
-    assert seen == {"5", "7"}
+    assert seen == {gpu for _, gpu in GPUS}
     for unit in measuring.units:
         entry = Store([tmp_path]).lookup(unit.problems[0].key)
         assert entry.winner and entry.source == "measured" and len(entry.timings) > 1
@@ -71,7 +76,7 @@ def test_a_unit_that_ends_every_process_is_given_up(measuring, monkeypatch):
 WORKER = """
 import os, pickle, sys, time
 while sys.stdin.buffer.read(1):
-    if os.environ["CUDA_VISIBLE_DEVICES"] == "7":
+    if os.environ["CUDA_VISIBLE_DEVICES"] == sys.argv[1]:
         time.sleep(600)
     sys.stdout.buffer.write(pickle.dumps(([], {}, 0)))
     sys.stdout.flush()
@@ -80,7 +85,7 @@ while sys.stdin.buffer.read(1):
 
 def test_stopping_ends_the_processes(measuring, monkeypatch):
     """One answers at once, the other one never."""
-    monkeypatch.setattr(measuring_gpus, "COMMAND", (sys.executable, "-c", WORKER))
+    monkeypatch.setattr(measuring_gpus, "COMMAND", (sys.executable, "-c", WORKER, GPUS[1][1]))
     steps = measuring.go(measuring.units)
     next(steps)
     processes = [worker.process for worker in measuring.workers if worker.process]
@@ -93,4 +98,4 @@ def test_what_travels_and_where_there_are_gpus():
     found = asked(6)
     assert travels(found.units[0])
     assert not travels(measuring_gpus.Unit("x86", [], lambda: None))
-    assert gpus_of("x86", found.described["x86"]) == []
+    assert gpus_of("x86", found.described[TARGET]) == []

@@ -216,3 +216,27 @@ def test_the_second_scaled_product_takes_what_its_meta_function_is_read_for():
     assert given[8] == "bias" and given[9] in ("out_dtype", "output_dtype")
     assert torch.nn.functional.ScalingType.BlockWise1x32.value == scaled.BLOCKWISE_1X32
     assert torch.nn.functional.SwizzleType.NO_SWIZZLE.value == 0
+
+
+def test_scaled_grouped_products_are_lowered_as_the_plugin_reads_them(names):
+    """Inductor's lowering of the first version, the arguments of both, what it calls ATen for, and that tracing of the
+    second one is ours only where torch has none."""
+    from inductor_plugin import lower_scaled_grouped as lower
+
+    first = torch.ops.aten._scaled_grouped_mm.default
+    wanted = ["self", "mat2", "scale_a", "scale_b", "offs", "bias", "scale_result", "out_dtype", "use_fast_accum"]
+    assert [a.name for a in first._schema.arguments] == wanted
+    assert callable(names.fallback_handler) and callable(names.graph.fallback_node_due_to_unsupported_type)
+    private.teach_scaled_grouped()
+    assert names.lowerings[first].of_flykernels
+    packet = getattr(torch.ops.aten, "_scaled_grouped_mm_v2", None)
+    if packet is None:
+        assert not hasattr(torch.nn.functional, "scaled_grouped_mm")
+        return
+    given = [a.name for a in packet.default._schema.arguments]
+    read = list(inspect.signature(lower.as_first).parameters)
+    assert given == ["self", "mat2", *read]
+    assert packet.default in names.lowerings
+    kinds, where = torch.nn.functional.ScalingType, torch.nn.functional.SwizzleType
+    assert (kinds.RowWise.value, kinds.BlockWise1x32.value) == (lower.BY_ROW, lower.BLOCKWISE_1X32)
+    assert (where.NO_SWIZZLE.value, where.SWIZZLE_32_4_4.value) == (lower.PLAIN, lower.SWIZZLED)

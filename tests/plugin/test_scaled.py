@@ -267,3 +267,16 @@ def test_the_check_allows_what_wgmma_cuts_off_and_no_more():
         measure.check(dense, operands, off, on("x86"))
     with pytest.raises(measure.Wrong):
         measure.check(dense, operands, operands[0][:, 128:] @ operands[1][128:], on("sm90a"))
+
+
+def test_rows_that_overlap_are_atens_on_a_gpu():
+    """A stride under a row's length: tensor maps do not describe it, and gfx950's loads would read past the end."""
+    from templates.scaled_gemm.arguments import problem_of
+
+    a, b, s, t = codes(32, 64, FP8[0]), codes(48, 64, FP8[0]).t(), torch.rand(32, 1), torch.rand(1, 48)
+    p, out = problem_of(a, b, s, t), torch.empty(32, 48, dtype=torch.bfloat16)
+    assert not scaled.overlap(p, a, b, s, t, out)
+    assert not scaled.overlap(p, a[:1].expand(1, 64), b, s[:1], t, out[:1])
+    for over in (a.as_strided((16, 64), (32, 1)), a[:1].expand(32, 64)):
+        assert scaled.overlap(p, over, b, s, t, out)
+    assert scaled.overlap(p, a, b.t().as_strided((24, 64), (32, 1)).t(), s, t, out)

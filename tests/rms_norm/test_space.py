@@ -83,6 +83,21 @@ def test_few_wide_rows_are_sliced():
     assert first.workspace_bytes(3, 262144, 1) == 3 * first.slices * 4
 
 
+def test_wide_rows_that_caches_do_not_hold_may_go_past_them():
+    """On sm_90a, whose code says so; rows of a narrow problem, and a gradient's, do not."""
+    wide = RMSNormProblem(16384, "f32", "f32", rows_hint=1024)
+    once = [c.config for c in configurations(wide, sm90a).kept if c.config.once]
+    assert {c.parts // sm90a.limits.compute_units for c in once} == {0, 1, 2}
+    for p, target in (
+        (wide, gfx950),
+        (replace(wide, rows_hint=64), sm90a),
+        (replace(wide, direction="backward"), sm90a),
+    ):
+        assert not any(c.config.once for c in configurations(p, target).kept)
+    (code,) = build(wide, once[0], sm90a)
+    assert code.spills == 0
+
+
 def test_arguments_are_the_same_for_all_configurations():
     p = RMSNormProblem(512, "bf16", "bf16", residual=True, rstd=True)
     assert pointers(p) == ("x", "weight", "residual", "y", "sum", "rstd")

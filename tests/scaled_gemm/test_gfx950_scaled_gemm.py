@@ -35,6 +35,12 @@ def test_formats(a, b, shape):
     run(ScaledGemmProblem(n=96, k=1408, a_dtype=a, b_dtype=b), cfg, 70, pad_c=8)
 
 
+def test_fp16_out_and_one_kernel_for_every_m():
+    p = ScaledGemmProblem(n=72, k=384, b_dtype=F4, out_dtype="f16", bias="row")
+    for m in (1, 64, 130):
+        run(p, SMALL, m, found=operands(p, m, spread=3, centre=121))  # f16 ends at 65504
+
+
 @pytest.mark.parametrize("k", [32, 160, 480, 1056])
 def test_k_in_blocks_of_32(k):
     """Scales of such rows are no whole words: they come through registers. The last K tile is cut."""

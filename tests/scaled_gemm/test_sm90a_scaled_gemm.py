@@ -96,7 +96,6 @@ def test_not_served(p, words):
 @pytest.mark.parametrize("config, words", [
     (replace(SMALL, tile_k=64), "multiples of 128"),
     (replace(BIG, tile_n=256), f"At most {SUMS_MOST}"),
-    (replace(SMALL, warm=1), "warm up"),
     (replace(SMALL, kind="mma"), "only wgmma"),
 ])  # fmt: skip
 def test_configurations_that_do_not_fit(config, words):

@@ -102,6 +102,15 @@ def test_select_by_groups_of_equal_elements(groups):
         run(TopKProblem(1, 3003, 300), small, data(kind, 1, 3003), pad=1)
 
 
+@pytest.mark.parametrize("most_k", [512, 2048])
+def test_few_elements_where_a_thread_sorts_several(most_k):
+    """Of the last part of a row, and of a k far below the largest that the code serves."""
+    small = TopKConfig("select", most_k, 0, 256, 1, 8, 8)
+    for width, k, parts in ((2048 + 100, 400, 2), (2048 + 3, 300, 2), (1500, 150, 1), (257, 257, 1)):
+        config = replace(small, split=parts > 1, parts=parts)
+        run(TopKProblem(1, width, k), config, data("ascending", 1, width), pad=-width % 4)
+
+
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 3), width=st.integers(1, 5000), k=st.integers(1, 128), kind=st.sampled_from(KINDS),

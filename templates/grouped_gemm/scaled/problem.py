@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from flykernels.dtypes import DType, dtype
+from flykernels.dtypes import dtype
 from flykernels.microscaling import BLOCK, FORMATS
-from templates.gemm.problem import LARGEST, not_known
+from templates.gemm.problem import LARGEST, Typed, not_known
 from templates.scaled_gemm.problem import ALIGN, ScaledGemmProblem
 
 from ..problem import GROUPS_MOST, RUN_TIME
@@ -16,7 +16,7 @@ SCALINGS = ("block", "row")
 
 
 @dataclass(frozen=True)
-class ScaledGroupedProblem:
+class ScaledGroupedProblem(Typed):
     """C = (A scales_a) (B scales_b) for each of `groups` groups, summed in f32; what is summed over lies contiguous.
 
     form   A         scales of A    B            scales of B        C
@@ -59,10 +59,6 @@ class ScaledGroupedProblem:
     scaling: str = "block"
 
     ragged, c = True, "row"  # what the other grouped kernels' parts ask of their problem
-
-    @property
-    def output_type(self) -> DType:
-        return dtype(self.out_dtype)
 
     @property
     def unit(self) -> int:
