@@ -146,9 +146,9 @@ def report(raw: list[dict], names: Sequence[str], start: float) -> Report:
     order = ("kind", "N", "tokens", "G", "share")
     for row in sorted(rows, key=lambda row: tuple(row[x] for x in order)):
         cells = {x: row[x] for x in ("kind", "G", "tokens", "share", "N", "K")} | {"floor_us": row["floor us"]}
-        us = {f"{n}_us": row["us"].get(n, float("nan")) for n in ("ATen", "Triton", "ours", "with us")}
+        us = {f"{n}_us": row["us"].get(n, "-") for n in ("ATen", "Triton", "ours", "with us")}
         tuned = {"tuned_ratio": row["with us ratio"], "tuned_to_ATen": row["with us / ATen"]}
-        made.row(**cells, **us, ratio=row.get("ours ratio", float("nan")), **tuned)
+        made.row(**cells, **us, ratio=row.get("ours ratio", "-"), **tuned)
     forward = [row for row in rows if row["kind"] == "forward"]
     wanted = len(SHARES) * sum(name.startswith("forward") for name in names)
     done = "all" if len(forward) == wanted else f"{len(forward)} of {wanted}"
