@@ -98,7 +98,9 @@ def part_of_a_grouped_product(name: str, part: int, of: int, built: Callable) ->
     from . import _h200_grouped as grouped
 
     def some(candidates: list) -> list:
-        return candidates[part::of]
+        """At least two: an only candidate is not tuned, and so the program would go on, and run."""
+        mine = candidates[part::of]
+        return mine if len(mine) > 1 else list(dict.fromkeys([*mine, *candidates[:2]]))
 
     def enough(candidates, *_, **__):
         built(dict.fromkeys(candidates))

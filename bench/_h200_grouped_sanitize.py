@@ -91,14 +91,17 @@ def check(device: Device, code: Any, problem: dict) -> str:
     offs = np.cumsum(SIZES, dtype=np.int32)
     tokens = 150 if p.form == "batch" else int(offs[-1]) + BEYOND
     size = {"m": p.m, "n": p.n, "k": p.k} | {"m" if p.form == "batch" else p.form: tokens}
-    rng, held, seen, numbers = np.random.default_rng(0), {}, {}, {"tokens": tokens}
+    rng, numbers = np.random.default_rng(0), {"tokens": tokens}
+    held: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
     for name, axes in (("a", "mk"), ("b", "kn"), ("c", "mn")):
         layout = "row" if name == "c" else getattr(p, name)
         shape = (*((p.groups,) if p.has_groups(name) else ()), *(size[x] for x in axes))
         lies = shape if layout == "row" else (*shape[:-2], shape[-1], shape[-2])
         room = (*lies[:-1], lies[-1] + -lies[-1] % 8)  # rows begin at multiples of 16 bytes
-        held[name] = poison(int(np.prod(room)), p.out_dtype).reshape(room) if name == "c" else None
-        if name != "c":
+        if name == "c":
+            held[name] = poison(int(np.prod(room)), p.out_dtype).reshape(room)
+        else:
             held[name] = encode(rng.standard_normal(room) * 0.5, p.dtype)
         turned = (lambda x: x) if layout == "row" else (lambda x: x.swapaxes(-2, -1))
         seen[name] = lambda x, turned=turned, lies=lies: turned(x[..., : lies[-1]])
