@@ -41,13 +41,13 @@ def workspace(p: GroupedGemmProblem) -> dict:
 
 
 def over_tiles(
-    k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, given: dict, parked: Parked, one_tile: Callable, unit: int = 1
+    k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, given: dict, parked: Parked, one_tile: Callable, block: int = 1
 ):  # fmt: skip
     """Workgroups that stay do all tiles, each by one_tile(k, p, cfg, parked, Spot, then): in turns or, form "k", where
-    tiles cost what only the run knows, whoever is free takes the next. unit: see Schedule."""
+    tiles cost what only the run knows, whoever is free takes the next. block: see Schedule."""
     k.grid = ((Extent(cfg.workgroups),),)
     tile = cfg.tile
-    schedule = Schedule(k, p, given.get("offs"), given["tokens"].to(i32), (tile.tile_m, tile.tile_n), unit)
+    schedule = Schedule(k, p, given.get("offs"), given["tokens"].to(i32), (tile.tile_m, tile.tile_n), block=block)
     tiles, me, dies = schedule.tiles, k.workgroup_id(), k.target.limits.dies
 
     def do(number, then=lambda: None):

@@ -65,17 +65,18 @@ class Schedule:
 
     p      the problem; offs: View of its G values (None in form "batch"); tokens: T, an i32 Value
     tile   (rows, columns) of a workgroup's tile
-    unit   form "m": a group's first tile begins at a multiple of this, and may so have rows of the group before; form
-           "k": groups begin and end at multiples of it, offs are rounded down
+    unit   form "m": a group's first tile begins at a multiple of this, and may so have rows of the group before
+    block  groups begin and end at multiples of this, offs are rounded down
 
     offs are cut to 0 .. T, and a group that would begin before another's end begins there (reference.bounds): nothing
     is read or written outside, and no row of C by two groups, whatever offs say. Made once at the kernel's beginning,
     by all threads; ends in a barrier."""
 
     def __init__(
-        self, k: Kernel, p: GroupedGemmProblem, offs: View | None, tokens: Value, tile: tuple[int, int], unit: int = 1
+        self, k: Kernel, p: GroupedGemmProblem, offs: View | None, tokens: Value, tile: tuple[int, int],
+        unit: int = 1, block: int = 1,
     ):  # fmt: skip
-        self.k, self.p, self.tokens, self.tile, self.unit = k, p, tokens, tile, unit
+        self.k, self.p, self.tokens, self.tile, self.unit, self.block = k, p, tokens, tile, unit, block
         self.columns = -(-p.n // tile[1])
         self.chunks = -(-p.groups // k.target.lanes)
         room = self.chunks * k.target.lanes
@@ -129,8 +130,8 @@ class Schedule:
             g = lane + c * k.target.lanes
             end = offs.get(minimum(g, p.groups - 1))  # past the last group: as the last one, so empty
             end = maximum(minimum(end, self.tokens), 0)
-            if p.form == "k" and self.unit > 1:
-                end = end // self.unit * self.unit
+            if self.block > 1:
+                end = end // self.block * self.block
             before, until = scan_lanes(k, "max", end, so_far)
             upto = maximum(before, end)
             self.bounds.put(upto, g + 1)
