@@ -103,6 +103,7 @@ def _measure(request: Request, plain: Request, entry: Entry | None, materialised
     epilogue = _epilogue_microseconds(request, plain) if materialised else 0.0
     # C++ and Triton templates compute the epilogue themselves, within their own time.
     alone = {name: t.microseconds for name, t in base.timings.items() if t.microseconds is not None}
+    alone = runoff.comparable(plain.key, alone)
     ways = {name: us + (0.0 if name.startswith(TEMPLATES) else epilogue) for name, us in alone.items()}
     best = min(ways, key=ways.__getitem__)
 

@@ -38,6 +38,7 @@ class GpuLimits:
     shared_fill       bytes a cycle that come from memory (the caches) into a compute unit's shared memory
     latency           cycles from a load to its data, memory cold
     dies              that share no L2 cache; workgroups are dealt out to them in turn
+    l2_bytes          of L2, where candidates depend on it
     """
 
     lanes: int
@@ -55,6 +56,7 @@ class GpuLimits:
     shared_fill: int
     latency: int
     dies: int = 1
+    l2_bytes: int = 0
 
     def waves_with(self, registers: int) -> int:
         """Waves that fit on a SIMD if each uses so many registers; 0 if not even one does."""

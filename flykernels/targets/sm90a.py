@@ -49,6 +49,7 @@ class Sm90a(Gpu):
         shared_read=128,
         shared_fill=64,
         latency=800,
+        l2_bytes=50 << 20,  # an H200's and an H100's data sheet
     )
     shared_bytes, max_workgroup, vector_bytes = limits.shared_bytes, limits.max_workgroup, limits.vector_bytes
     held_bytes = 128  # registers a thread may give to one held row, in bytes

@@ -140,8 +140,10 @@ def _variants(p: GemmProblem, config: Sm90aConfig, best: bool, limits: GpuLimits
     if config.kind == "mma":
         yield config, ""
     elif p.m_hint <= BLOCK_M:
-        # lines that leave L2 first stay there as well while there is room, and drive nobody else's out
-        yield replace(config, overlap="early"), ""
+        early = replace(config, overlap="early")
+        yield early, "B's lines leave L2 first, and drive nobody else's out"
+        if p.n * p.k * p.input_type.bytes <= limits.l2_bytes:
+            yield replace(early, evict="none"), "L2 holds B for the next call, whatever it held before"
         if best:
             yield replace(config, overlap="late"), "workgroups begin together"
             yield config, "the kernel ahead has ended"

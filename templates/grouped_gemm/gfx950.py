@@ -41,7 +41,8 @@ def workspace(p: GroupedGemmProblem) -> dict:
 
 
 def over_tiles(
-    k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, given: dict, parked: Parked, one_tile: Callable, block: int = 1
+    k: Kernel, p: GroupedGemmProblem, cfg: GroupedConfig, given: dict, parked: Parked, one_tile: Callable,
+    block: int = 1,
 ):  # fmt: skip
     """Workgroups that stay do all tiles, each by one_tile(k, p, cfg, parked, Spot, then): in turns or, form "k", where
     tiles cost what only the run knows, whoever is free takes the next. block: see Schedule."""

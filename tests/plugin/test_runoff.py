@@ -59,6 +59,7 @@ def contest(monkeypatch):
     measured = true["measured"] = []
     monkeypatch.setattr(gpu_timing, "in_turns", in_turns)
     monkeypatch.setattr(runoff, "_decided", {})
+    monkeypatch.setattr(runoff, "_together", {})
     monkeypatch.setattr(runoff, "_pass", lambda held: gpu_timing.Pair(PASS_MS, PASS_MS))
     monkeypatch.setattr(choices, "with_artefact", lambda spec: spec)
     return timings, true, ours, aten, key
@@ -143,6 +144,19 @@ def test_times_of_the_last_round_replace_those_of_ours_in_the_cache(contest):
     kept = settings.store().lookup(key).timings
     assert kept[ours[1].spec.name].microseconds == pytest.approx(12.0)
     assert kept[ours[1].spec.name].artefact == "digest" and kept[ours[-1].spec.name].microseconds == 30.0
+
+
+def test_times_of_single_calls_do_not_stand_beside_those_of_many(contest):
+    """An epilogue's candidates are timed in a row; the product's that the last round left out were not."""
+    timings, true, ours, _, key = contest
+    true[ours[1].spec.name] = 0.020
+    alone = {choices.label(c): t * 1e3 for c, t in timings.items()} | {ours[-1].spec.name: 9.0}
+    assert runoff.comparable(key, alone) == alone  # nobody was timed here
+    runoff.settle(dict(timings))
+    found = runoff.comparable(key, alone)
+    timed = runoff._together[key.digest]
+    assert "aten mm" in timed and len(timed) < len(alone) and all(found[name] == alone[name] for name in timed)
+    assert found[ours[-1].spec.name] == max(alone[name] for name in timed) > 9.0
 
 
 def test_a_tie_is_aten_s_and_who_took_no_part_cannot_win(contest):
