@@ -101,10 +101,10 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
         beside = 2 if p.input_type == f32 else 3  # twice the registers hold X
         if not p.rows:
             return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=beside)
-        if p.input_type == bf16 and p.per_byte == 2:
-            return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=2, strip=4, ahead=True)
-        if p.input_type == bf16:
+        if p.input_type == bf16 and p.per_byte == 1:
             return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2, ahead=True)
+        if sm90a_stages.why_not(p) is None:
+            return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2 if p.input_type == bf16 else 4, staged=2)
         return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
     if p.columns:  # codes of a column's rows fill a line
         return GpuConfig((SHARE * p.per_byte, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
