@@ -124,6 +124,10 @@ def test_space():
         assert words in dropped.reason
         with pytest.raises(ValueError, match=words):
             build(refused, ScaledGroupedConfig(RING, 2), gfx950)
+    few = ScaledGroupedProblem("m", 16, n=4096, k=1536, tokens_hint=256)
+    # 16x256x128 of 4 stages has most places in LDS that its loads go to: more than scalar registers hold
+    most = max((c.config for c in candidates(few, gfx950).kept), key=lambda c: c.tile.stages * c.tile.tile_n)
+    assert compiled(few, most).spills == 0, str(most)
     gradient = ScaledGroupedProblem("k", 8, m=2048, n=4096, tokens_hint=8192)
     for c in candidates(gradient, gfx950).kept[:2]:
         assert not c.config.tile.interleaved and compiled(gradient, c.config).spills == 0

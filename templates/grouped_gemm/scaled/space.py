@@ -8,6 +8,8 @@ from typing import Any
 from flykernels.targets import gfx950 as gfx950_target
 from templates.gemm.space import Candidate, Dropped, Space
 from templates.scaled_gemm import space as scaled
+from templates.scaled_gemm.gfx950_config import SLOTS
+from templates.scaled_gemm.problem import ALIGN
 
 from .. import space_gfx950
 from ..problem import GroupedGemmProblem
@@ -42,6 +44,8 @@ def candidates(problem: ScaledGroupedProblem, target, threads: int = 1) -> Space
 
 
 WAVES_MOST = 8  # 256 registers each; with half of them and 64 sums LLVM spills 3
+SCALARS_MOST = 54  # of a wave's 106: places in LDS; what walking the groups needs takes the others (56 to 102: up to 83
+# are spilled; the kernel of one product has room for 85)
 
 
 def _on_gfx950(p: ScaledGroupedProblem, target) -> Space:
@@ -58,7 +62,7 @@ def _on_gfx950(p: ScaledGroupedProblem, target) -> Space:
     room = limits.shared_bytes - tables
     for c in found.kept:
         tile = scaled.of_dense(d, c.config.tile)
-        reason = scaled.limit(d, tile, limits)
+        reason = scaled.limit(d, tile, limits) or scalar_limit(d, tile, limits)
         if p.form == "k":
             reason = run_time_limit(d, tile)
         if tile.interleaved and p.scaling == "block" and d.blocks % WORD:
@@ -71,6 +75,23 @@ def _on_gfx950(p: ScaledGroupedProblem, target) -> Space:
         else:
             space.dropped.append(Dropped(tile, reason))
     return space
+
+
+def scalar_limit(d: Any, tile: Any, limits: Any) -> str | None:
+    """Why a ring's loads, of tiles and of scales, have more places in LDS than there are scalar registers, in words;
+    None if they have not. A load's place is its wave's, and so in a register; with one wave it is a constant."""
+    if not tile.staged(d) or tile.interleaved or tile.workgroup_size == limits.lanes:
+        return None
+    moved = tile.tile_m * tile.bytes_of(d, "a") + tile.tile_n * tile.bytes_of(d, "b")
+    of_tiles = tile.stages * moved // (ALIGN * tile.workgroup_size)
+    of_scales = SLOTS * sum(tile.tile_mn) * tile.slot_pitch(d.blocks) // (WORD * tile.workgroup_size)
+    # K tiles of a slot are a turn of the loop: unless those are whole rounds of the ring, where A's and B's stages
+    # begin is not known while compiling either
+    begin = 2 * tile.stages if tile.tiles_a_slot % tile.stages else 0
+    places = of_tiles + of_scales + begin
+    if places > SCALARS_MOST:
+        return f"{places} places in LDS that loads of tiles and scales go to; scalar registers hold {SCALARS_MOST}"
+    return None
 
 
 def run_time_limit(d: Any, tile: Any) -> str | None:
