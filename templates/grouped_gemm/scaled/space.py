@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flykernels.targets import gfx950 as gfx950_target
 from templates.gemm.space import Candidate, Dropped, Space
 from templates.scaled_gemm import space as scaled
 from templates.scaled_gemm.gfx950_config import SLOTS
@@ -43,7 +42,7 @@ def candidates(problem: ScaledGroupedProblem, target, threads: int = 1) -> Space
     return space
 
 
-WAVES_MOST = 8  # 256 registers each; with half of them and 64 sums LLVM spills 3
+WAVES_MOST = 8  # 256 registers each; with half of them and 64 sums LLVM spills 3 in form "k", 184 in form "m"
 SCALARS_MOST = 54  # of a wave's 106: places in LDS; what walking the groups needs takes the others (56 to 102: up to 83
 # are spilled; the kernel of one product has room for 85)
 
@@ -65,6 +64,8 @@ def _on_gfx950(p: ScaledGroupedProblem, target) -> Space:
         reason = scaled.limit(d, tile, limits) or scalar_limit(d, tile, limits)
         if p.form == "k":
             reason = run_time_limit(d, tile)
+        if tile.workgroup_size > WAVES_MOST * limits.lanes:
+            reason = reason or f"more than {WAVES_MOST} waves have too few registers for sums, fragments and scales"
         if tile.interleaved and p.scaling == "block" and d.blocks % WORD:
             reason = f"K = {p.k}: rows of scales are no whole words, and may begin anywhere"
         if tile.lds_bytes(d) > room:
@@ -98,6 +99,4 @@ def run_time_limit(d: Any, tile: Any) -> str | None:
     """The limit that a tile runs into where only the run knows K, in words; None if it fits."""
     if tile.interleaved:
         return "K is only known at run time, and interleaved tiles have slots of scales, which begin at whole words"
-    if tile.workgroup_size > WAVES_MOST * gfx950_target.limits.lanes:
-        return f"scales come through registers, of which more than {WAVES_MOST} waves have too few for two loops over K"
     return None
