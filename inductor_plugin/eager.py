@@ -220,29 +220,27 @@ def _open_rms_norm(installed: _Installed, device: Any, key: str, rms: Any) -> bo
     from .eager_rms_door import GpuRMSNorm
     from .eager_rms_host import HostRMSNorm
 
-    try:
-        made = _made.get(f"rms_norm door {key}")
-        made = made or (HostRMSNorm(rms) if device.target == "x86" else GpuRMSNorm(device, rms))
-        made.door.open()
-    except Exception as e:
-        log.info("rms_norm on %s is looked up in Python: %s: %s", key, type(e).__name__, e)
-        return False
-    _made[f"rms_norm door {key}"] = made
-    installed.doors.append(made.door)
-    return True
+    make = lambda: HostRMSNorm(rms) if device.target == "x86" else GpuRMSNorm(device, rms)
+    return _opened(installed, "rms_norm", key, make)
 
 
 def _open_topk(installed: _Installed, device: Any, key: str, topk: Any) -> bool:
     """Top-k on a GPU without Python in a call; False where this torch or a driver lacks what that needs."""
     from .eager_topk_door import DoorTopK
 
+    return _opened(installed, "topk", key, lambda: DoorTopK(device, topk))
+
+
+def _opened(installed: _Installed, operator: str, key: str, make: Callable[[], Any]) -> bool:
+    """Opens an operator's door on a device, made once; False, and the log says why, where that fails."""
+    name = f"{operator} door {key}"
     try:
-        made = _made.get(f"topk door {key}") or DoorTopK(device, topk)
+        made = _made.get(name) or make()
         made.door.open()
     except Exception as e:
-        log.info("topk on %s is looked up in Python: %s: %s", key, type(e).__name__, e)
+        log.info("%s on %s is looked up in Python: %s: %s", operator, key, type(e).__name__, e)
         return False
-    _made[f"topk door {key}"] = made
+    _made[name] = made
     installed.doors.append(made.door)
     return True
 

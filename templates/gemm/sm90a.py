@@ -19,10 +19,10 @@ from . import sm90a_cluster, sm90a_mma
 from .arguments import declared
 from .gfx950_operands import matrix
 from .problem import GemmProblem
-from .sm90a_config import WARP, Sm90aConfig, tensor_maps, tma_reads
+from .sm90a_config import Sm90aConfig, tensor_maps, tma_reads
 from .sm90a_multiply import Multiplier
 from .sm90a_output import EARLY_SUMS, Output
-from .sm90a_ring import READY, Stages, bring_all
+from .sm90a_ring import READY, Stages, bring_all, meet_the_ring
 from .sm90a_work import Piece, Work
 
 DTYPES = ("bf16", "f16")
@@ -66,16 +66,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
         bring_all(k, p, cfg, work, ring, rank)
 
     def multiply():
-        if cfg.bringers > WARP:
-            barriers.take_registers(cfg.registers)
-        if k.overlaps:
-            barriers.wait_for_kernels_ahead()
-        if cfg.cluster_size > 1:
-            barriers.cluster_barrier()
-        else:
-            barriers.named_barrier(READY, cfg.workgroup_size)
-        if cfg.k_cluster:
-            barriers.cluster_arrive()
+        meet_the_ring(k, cfg)
         consume(k, p, cfg, work, given, ring)
 
     k.branch(mine, bring, multiply)

@@ -117,6 +117,20 @@ def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, ring: Stages, ran
         barriers.cluster_wait()
 
 
+def meet_the_ring(k: Kernel, cfg: Sm90aConfig) -> None:
+    """What the warps that multiply do first: the other side of `bring_all`'s beginning. Scaled products too."""
+    if cfg.bringers > WARP:
+        barriers.take_registers(cfg.registers)
+    if k.overlaps:
+        barriers.wait_for_kernels_ahead()
+    if cfg.cluster_size > 1:
+        barriers.cluster_barrier()
+    else:
+        barriers.named_barrier(READY, cfg.workgroup_size)
+    if cfg.k_cluster:
+        barriers.cluster_arrive()
+
+
 def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:
     """Brings one K tile after the other into the ring. By one thread. rank: this workgroup's number in its cluster."""
     shared_along = {"a": cfg.cluster[1], "b": cfg.cluster[0]}  # workgroups side by side along N have the same A

@@ -20,9 +20,9 @@ from flykernels.targets import sm90a_tma as tma
 from flykernels.targets import sm90a_wgmma as wgmma
 from templates.gemm import sm90a_cluster
 from templates.gemm.gfx950_operands import matrix
-from templates.gemm.sm90a_config import BLOCK_M, WARP, Sm90aConfig, tensor_maps, tma_reads
+from templates.gemm.sm90a_config import BLOCK_M, Sm90aConfig, tensor_maps, tma_reads
 from templates.gemm.sm90a_output import EARLY_SUMS, Output, Part
-from templates.gemm.sm90a_ring import READY, Stages, bring_all
+from templates.gemm.sm90a_ring import READY, Stages, bring_all, meet_the_ring
 from templates.gemm.sm90a_work import Piece, Work
 
 from .arguments import declared
@@ -93,16 +93,7 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
         bring_all(k, p, cfg, work, ring, rank)
 
     def multiply():
-        if cfg.bringers > WARP:
-            barriers.take_registers(cfg.registers)
-        if k.overlaps:
-            barriers.wait_for_kernels_ahead()
-        if cfg.cluster_size > 1:
-            barriers.cluster_barrier()
-        else:
-            barriers.named_barrier(READY, cfg.workgroup_size)
-        if cfg.k_cluster:
-            barriers.cluster_arrive()
+        meet_the_ring(k, cfg)
         consume(k, p, cfg, work, given, ring)
 
     k.branch(k.thread >= cfg.multipliers, bring, multiply)
