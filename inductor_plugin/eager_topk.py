@@ -41,6 +41,15 @@ HARD_FROM = 128  # a larger k is also measured on data made to be hard
 CHECKED_ROWS = 256  # of a case, against a stable sort: more would take longer than the measurement
 
 
+def problem_of(width: int, k: int, code: int, rows: int) -> tuple[TopKProblem, int]:
+    """The problem that a door asks about, and the number behind its code's bits: threads, or which GPU it is."""
+    bit = lambda at: bool(code >> at & 1)
+    dtype, layout = NUMBERS[code & 0xFF], "any" if bit(torch_door.ANY_BIT) else "last"
+    align = dtype.itemsize if bit(torch_door.MISALIGNED_BIT) else WIDE
+    p = TopKProblem(rows, width, k, NAMES[dtype], bit(torch_door.LARGEST_BIT), layout=layout, align=align)
+    return p, code >> torch_door.THREADS_SHIFT
+
+
 def case_of(p: TopKProblem) -> dict:
     """The bucket that a problem belongs to, as the cache's key holds it."""
     return {
@@ -92,11 +101,7 @@ class CpuTopK:
 
     def resolve(self, width: int, k: int, code: int, rows: int) -> str | None:
         """Puts a slot for a call that the table does not know; a message that the call is to fail with, or None."""
-        dtype = NUMBERS[code & 0xFF]
-        largest, misaligned = bool(code >> torch_door.LARGEST_BIT & 1), bool(code >> torch_door.MISALIGNED_BIT & 1)
-        threads, anywhere = code >> torch_door.THREADS_SHIFT, bool(code >> torch_door.ANY_BIT & 1)
-        align, layout = dtype.itemsize if misaligned else WIDE, "any" if anywhere else "last"
-        p = TopKProblem(rows, width, k, NAMES[dtype], largest, layout=layout, align=align)
+        p, threads = problem_of(width, k, code, rows)
         put = lambda state, **how: self.door.put(width, k, code, state, **how)
         aten = lambda: put(torch_door.ATEN)
         if p.why_not(self.device):

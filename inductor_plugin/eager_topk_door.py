@@ -21,7 +21,7 @@ from . import eager_code, eager_gate, private
 from .devices import Device
 from .eager_gate import Candidate
 from .eager_rms_door import DEVICE_TYPE, LAUNCH, LIBRARIES
-from .eager_topk import HARD_FROM, NAMES, NUMBERS, WIDE, GpuTopK, _name, case_of, check, chosen
+from .eager_topk import HARD_FROM, NAMES, WIDE, GpuTopK, _name, case_of, check, chosen, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +66,7 @@ class DoorTopK:
 
     def resolve(self, width: int, k: int, code: int, rows: int) -> str | None:
         """Puts a slot for a call that the table does not know; a message that the call is to fail with, or None."""
-        dtype, number = NUMBERS[code & 0xFF], code >> torch_door.THREADS_SHIFT
-        largest, misaligned = bool(code >> torch_door.LARGEST_BIT & 1), bool(code >> torch_door.MISALIGNED_BIT & 1)
-        layout = "any" if code >> torch_door.ANY_BIT & 1 else "last"
-        align = dtype.itemsize if misaligned else WIDE
-        p = TopKProblem(rows, width, k, NAMES[dtype], largest, layout=layout, align=align)
+        p, number = problem_of(width, k, code, rows)
         put = lambda state, **how: self.door.put(width, k, code, state, **how)
         aten = lambda: put(torch_door.ATEN)
         if p.why_not(self.device):
