@@ -279,7 +279,7 @@ class View:
     def _once(self, k, tv: ThreadValues):
         """The target's accesses past its caches, where it has those for the layout's vectors."""
         own, size = getattr(k.target, "once", None), tv.vector.size * self.dtype.bytes
-        return own if self.once and own and size == own.BYTES and self._alignment(tv) % size == 0 else None
+        return own if self.once and own and size in own.SIZES and self._alignment(tv) % size == 0 else None
 
     def index(self, coord):
         """Element offset of a coordinate (ints, arrays or Values)."""

@@ -44,7 +44,8 @@ class GpuConfig:
     ahead    with strips: the next tile is on its way into registers while one is encoded
     staged   with strips, on sm_90a: so many tiles are on their way into shared memory (0: none), see sm90a_stages.py
     beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
-    group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X"""
+    group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X
+    once     arguments that are moved as what is used but once: caches give them up first (sm_90a)"""
 
     waves: tuple[int, int]
     groups: int
@@ -55,14 +56,17 @@ class GpuConfig:
     strip: int = 1
     ahead: bool = False
     staged: int = 0
+    once: tuple[str, ...] = ()
 
     def __post_init__(self):
-        object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
+        for name in ("waves", "once"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
 
     def __str__(self) -> str:
         how = f", {self.staged} staged" if self.staged else " ahead" if self.ahead else ""
         more = f", strips of {self.strip}{how}" if self.strip > 1 else ""
-        return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}"
+        once = f", {' and '.join(self.once)} once" if self.once else ""
+        return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}{once}"
 
     @property
     def workgroup_size(self) -> int:
@@ -79,7 +83,7 @@ class GpuConfig:
 
     def key(self) -> dict:
         """Readable JSON form."""
-        return {**asdict(self), "waves": list(self.waves)}
+        return {**asdict(self), "waves": list(self.waves), "once": list(self.once)}
 
     def spread(self, row_axis: int, row_step: int, column_axis: int, column_step: int) -> tuple[Mode, ...]:
         """The threads over a tile whose (row, column) units step so far along these axes."""
@@ -116,7 +120,9 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     # limits
     k.of_target.beside = cfg.beside
     names = declared(p)
-    given = dict(zip(names, k.args(**names)))
+    given = {
+        name: replace(v, once=name in cfg.once) if isinstance(v, View) else v for name, v in zip(names, k.args(**names))
+    }
     m, (rows, columns) = given["m"], cfg.tile
     if p.columns and cfg.groups * cfg.held != BLOCK:
         raise ValueError(f"{cfg}: a wave holds whole blocks of {BLOCK} rows with columns")
