@@ -21,7 +21,7 @@ from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type, vector_of
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
-from . import sm90a_fp4, sm90a_once
+from . import sm90a_fp4, sm90a_kept, sm90a_once
 from .gpu import Clock, Gpu, GpuLimits
 
 
@@ -58,6 +58,7 @@ class Sm90a(Gpu):
     packed_nan_maximum = packed_maximum  # those of which one instruction gives the greater of two pairs, or NaN
     rereads = True  # what a cache beside the unit holds comes sooner than a walk through selects (measured in top-k)
     once = sm90a_once  # accesses to what is moved but once
+    kept = sm90a_kept  # stores of what is written piece by piece
     publishes_alone = True  # fences are cumulative over what a barrier ordered before them (PTX ISA, memory model)
 
     # mma.sync.m16n8k16: lane = 4 * row + pair of columns

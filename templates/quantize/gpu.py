@@ -45,7 +45,7 @@ class GpuConfig:
     staged   with strips, on sm_90a: so many tiles are on their way into shared memory (0: none), see sm90a_stages.py
     beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
     group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X
-    once     arguments that are moved as what is used but once: caches give them up first (sm_90a)"""
+    kept     scales, which a workgroup writes a few at a time, stay in L2 until their sectors are whole (sm_90a)"""
 
     waves: tuple[int, int]
     groups: int
@@ -56,17 +56,16 @@ class GpuConfig:
     strip: int = 1
     ahead: bool = False
     staged: int = 0
-    once: tuple[str, ...] = ()
+    kept: bool = False
 
     def __post_init__(self):
-        for name in ("waves", "once"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
+        object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
 
     def __str__(self) -> str:
         how = f", {self.staged} staged" if self.staged else " ahead" if self.ahead else ""
         more = f", strips of {self.strip}{how}" if self.strip > 1 else ""
-        once = f", {' and '.join(self.once)} once" if self.once else ""
-        return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}{once}"
+        kept = ", scales kept" if self.kept else ""
+        return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}{kept}"
 
     @property
     def workgroup_size(self) -> int:
@@ -83,7 +82,7 @@ class GpuConfig:
 
     def key(self) -> dict:
         """Readable JSON form."""
-        return {**asdict(self), "waves": list(self.waves), "once": list(self.once)}
+        return {**asdict(self), "waves": list(self.waves)}
 
     def spread(self, row_axis: int, row_step: int, column_axis: int, column_step: int) -> tuple[Mode, ...]:
         """The threads over a tile whose (row, column) units step so far along these axes."""
@@ -120,9 +119,8 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     # limits
     k.of_target.beside = cfg.beside
     names = declared(p)
-    given = {
-        name: replace(v, once=name in cfg.once) if isinstance(v, View) else v for name, v in zip(names, k.args(**names))
-    }
+    given = dict(zip(names, k.args(**names)))
+    given |= {name: replace(given[name], kept=cfg.kept) for name in ("scales", "scales_t") if name in given}
     m, (rows, columns) = given["m"], cfg.tile
     if p.columns and cfg.groups * cfg.held != BLOCK:
         raise ValueError(f"{cfg}: a wave holds whole blocks of {BLOCK} rows with columns")
