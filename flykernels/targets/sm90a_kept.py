@@ -1,6 +1,6 @@
 """sm_90a's stores of what is written piece by piece: the last to be evicted from L2 (PTX ISA, "createpolicy",
-L2::evict_last), so that a sector of memory leaves when all of it has been written. A part of one costs DRAM, whose errors
-are corrected by whole sectors, much more than its bytes."""
+L2::evict_last), so that a sector of memory leaves when all of it has been written. One that leaves before costs DRAM
+more than a whole one (`docs/microscaling.md` has the measurements)."""
 
 from __future__ import annotations
 

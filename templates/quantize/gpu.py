@@ -99,19 +99,23 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
 
     sm_90a: the fastest of those that `python -m bench quantize --device cuda --sweep` has measured."""
     if target.name == "sm90a":
-        if not p.columns:
-            return GpuConfig((1, 8), 1, target.lanes, 4, 6)
-        beside = 2 if p.input_type == f32 else 3  # twice the registers hold X
-        if not p.rows:
-            return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=beside)
-        if p.input_type == bf16 and p.per_byte == 1:
-            return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2, ahead=True)
-        if sm90a_stages.why_not(p) is None:
-            return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2 if p.input_type == bf16 else 4, staged=2)
-        return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
+        return replace(_on_sm90a(p, target.lanes), kept=True)
     if p.columns:  # codes of a column's rows fill a line
         return GpuConfig((SHARE * p.per_byte, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
     return GpuConfig((SHARE, 1), 1, target.lanes)
+
+
+def _on_sm90a(p: QuantizeProblem, lanes: int) -> GpuConfig:
+    if not p.columns:
+        return GpuConfig((1, 8), 1, lanes, 4, 6)
+    beside = 2 if p.input_type == f32 else 3  # twice the registers hold X
+    if not p.rows:
+        return GpuConfig((2 * SHARE, 1), SHARE, lanes, beside=beside)
+    if p.input_type.bytes == 2 and p.per_byte == 1:
+        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2, ahead=True)
+    if sm90a_stages.why_not(p) is None:
+        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2 if p.input_type == bf16 else 4, staged=2)
+    return GpuConfig((SHARE, 2), SHARE, lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
 
 
 def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
@@ -333,8 +337,21 @@ def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, Value, Value]:
     """(bytes, factors, masks) of blocks whose largest magnitudes `magnitude` gave."""
     if p.input_type == bf16:
         return scales_of_bf16(size, p.output_type, p.round_up)
-    wide = size if p.input_type == f32 else size.bitcast(f16, size.width).to(f32).bitcast(i32, size.width)
-    return scale_of(wide, p.output_type, p.round_up)
+    if p.input_type == f32:
+        return scale_of(size, p.output_type, p.round_up)
+    byte, factor, mask = scales_of_bf16(cut_to_bf16(size, p.round_up), p.output_type, p.round_up)
+    return byte, factor.to(f32), mask
+
+
+def cut_to_bf16(size: Value, sticky: bool) -> Value:
+    """Bits of f16 -> those of bf16, its last bits cut off; sticky: if any of them was set, so is the last one left, and
+    it compares as the number does with those of fewer bits."""
+    wide = size.bitcast(f16, size.width).to(f32).bitcast(i32, size.width)
+    if sticky:
+        last = 1 << (f32.bits - bf16.bits)
+        cut = last - (1 << (f32.mantissa - f16.mantissa))
+        wide = wide | ((wide & cut) + cut) & last
+    return wide.bitcast(i16, 2 * size.width).shuffle(list(range(1, 2 * size.width, 2)))
 
 
 def shared(k: Kernel, size: Value, distance: int, lanes: int = SHARE) -> Value:
