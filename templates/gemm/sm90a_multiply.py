@@ -1,4 +1,4 @@
-"""K tiles multiplied one after the other as they come, on sm_90a: what dense and grouped main loops share.
+"""K tiles multiplied one after the other as they come, on sm_90a: what dense, scaled and grouped main loops share.
 
 Two are under way at a time: one's wgmmas run while the next one's bytes are waited for.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +37,19 @@ def test_tiles_that_come_by_copies_hold_no_registers(kind, format):
         assert code.spills == 0 and code.binary[:4] == b"\x7fELF"
     assert CodeObject.from_bytes(code.to_bytes()) == code
     assert build_from_json(p, STAGED.key(), "sm90a") == code
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(True, False), (False, True), (True, True)])
+def test_scales_alone_stay_in_l2(rows, columns):
+    """Each scale is a byte of a sector that several threads and workgroups fill; codes leave as whole lines."""
+    p = replace(BOTH, rows=rows, columns=columns)
+    config = default(p, sm90a)
+    assert config.kept
+    hinted, plain = (build(p, replace(config, kept=kept), sm90a).text for kept in (True, False))
+    stores = lambda text: re.findall(r"st\.global(\.L2::cache_hint)?(?:\.v\d)?\.([bu]\d+)", text)
+    assert {kind for hint, kind in stores(hinted) if hint} == {"b8"}
+    assert all(kind not in ("b8", "u8") for hint, kind in stores(hinted) if not hint)
+    assert not any(hint for hint, _ in stores(plain)) and len(stores(plain)) == len(stores(hinted))
 
 
 @pytest.mark.parametrize(("change", "words"), [
