@@ -16,7 +16,7 @@ from flykernels.dtypes import DType, bf16, f16, f32, i8, i16, i32, u8
 from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum, minimum
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.memory import advance
-from flykernels.lang.microscaling import scale_of, scales_of_bf16, words, words_down
+from flykernels.lang.microscaling import factors_for, scale_of, scales_of_bf16, words, words_down
 from flykernels.lang.values import Value, absolute, maximum_or_nan, select, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK
@@ -108,14 +108,15 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
 def _on_sm90a(p: QuantizeProblem, lanes: int) -> GpuConfig:
     if not p.columns:
         return GpuConfig((1, 8), 1, lanes, 4, 6)
-    beside = 2 if p.input_type == f32 else 3  # twice the registers hold X
     if not p.rows:
-        return GpuConfig((2 * SHARE, 1), SHARE, lanes, beside=beside)
-    if p.input_type.bytes == 2 and p.per_byte == 1:
-        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2, ahead=True)
+        return GpuConfig((2 * SHARE, 1), SHARE, lanes, beside=2 if p.input_type == f32 else 3)
+    if p.input_type == f32:  # twice the registers hold X
+        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2)
+    if p.per_byte == 1:
+        return GpuConfig((SHARE, 2), SHARE, lanes, beside=2, strip=2, ahead=True)
     if sm90a_stages.why_not(p) is None:
         return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2 if p.input_type == bf16 else 4, staged=2)
-    return GpuConfig((SHARE, 2), SHARE, lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
+    return GpuConfig((SHARE, 2), SHARE, lanes, beside=3)
 
 
 def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
@@ -252,11 +253,11 @@ class Tally:
 def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, board: View | None):
     """Codes and scales of blocks along rows, straight from registers; scales to `board` if there is one."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
-    byte, factor, mask = scales_of(p, shared(k, largest_of(values.values()), 1))
+    byte, factors, mask = scales_of(p, shared(k, largest_of(values.values()), 1))
     to = ThreadValues((rows, columns // per), _along(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
     codes = matrix(given["codes"], i32, m, p.n // per).tile(to.tile, *at)
     for r, (d, v) in enumerate(zip(values.names(), values.values(), strict=True)):
-        found = words(v, factor[r], p.output_type) & mask[r].to(i32)
+        found = words(v, tuple(f[r] for f in factors), p.output_type) & mask[r].to(i32)
         codes.store(k, to, d, vector_of([k.target.opaque(found[i]) for i in range(found.width)]))
     first, *others = cfg.spread(0, 1, 1, 1)
     lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
@@ -270,7 +271,7 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
     """Codes and scales of blocks along columns: a tile is turned round in LDS, then written line by line."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
     rows_, (shelf, board) = values.values(), turned
-    byte, factor, mask = scales_of(p, shared(k, most_of(k, rows_), cfg.across))
+    byte, factors, mask = scales_of(p, shared(k, most_of(k, rows_), cfg.across))
 
     # into LDS as registers hold it
     threads = (
@@ -280,7 +281,7 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
         Mode(cfg.waves[1], 0, cfg.across * EACH),
     )
     put = ThreadValues((columns, rows // per), threads, Mode(cfg.held // per, 1, 1), (Mode(EACH, 0, 1),))
-    for c, word in enumerate(words_down(rows_, factor, p.output_type)):
+    for c, word in enumerate(words_down(rows_, factors, p.output_type)):
         shelf.store(k, put, (c,), word & mask[c].to(i32))
     one = (threads[0], Mode(cfg.groups, 1, 0), Mode(cfg.waves[0], 1, 1), threads[3])
     put = ThreadValues((columns, rows // BLOCK), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),))
@@ -333,14 +334,13 @@ def largest_of(rows: list[Value]) -> Value:
     return vector_of([b[i] for b in both for i in range(2)])
 
 
-def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, Value, Value]:
-    """(bytes, factors, masks) of blocks whose largest magnitudes `magnitude` gave."""
-    if p.input_type == bf16:
-        return scales_of_bf16(size, p.output_type, p.round_up)
-    if p.input_type == f32:
-        return scale_of(size, p.output_type, p.round_up)
-    byte, factor, mask = scales_of_bf16(cut_to_bf16(size, p.round_up), p.output_type, p.round_up)
-    return byte, factor.to(f32), mask
+def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, tuple[Value, ...], Value]:
+    """(bytes, factors as `words` takes them, masks) of blocks whose largest magnitudes `magnitude` gave."""
+    if p.input_type == f16:
+        size = cut_to_bf16(size, p.round_up)
+    of = scale_of if p.input_type == f32 else scales_of_bf16
+    byte, factor, mask = of(size, p.output_type, p.round_up)
+    return byte, factors_for(p.input_type, factor, p.output_type), mask
 
 
 def cut_to_bf16(size: Value, sticky: bool) -> Value:
