@@ -241,13 +241,14 @@ class Tally:
     def __init__(self, k: Kernel, cfg: GpuConfig):
         rows, self.each, self.strip = cfg.tile[0], cfg.tile[1] // BLOCK, cfg.strip
         self.count = 2 if cfg.staged else 1
-        self.boards = k.shared(u8, Layout.compact(self.count, rows, cfg.strip * self.each))
+        width, pitch = cfg.strip * self.each, rows + k.target.vector_bytes  # as `Turned` has columns' scales
+        self.boards = k.shared(u8, Layout((self.count, rows, width), (width * pitch, 1, pitch)))
         self.take = lines(rows, cfg.strip * self.each, cfg.workgroup_size, 1)
 
     def of(self, number) -> View:
         """Scales (rows, columns / 32) of a workgroup's tile."""
         board = self.boards[number // self.strip % self.count]
-        return board.at(0, number % self.strip * self.each)
+        return board.tile((board.shape[0], self.each), 0, number % self.strip)
 
 
 def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, board: View | None):
