@@ -18,6 +18,7 @@ from ..mlir import intrinsic
 
 FLAT = {bf16: 153 / 512, f16: 307 / 1024}  # 5 * FLAT <= 1.5 < (5 + step) * FLAT, the step at 5; 8 * FLAT < 2.5
 BASE = {bf16: 128, f16: 1024}  # from here on the type steps by 1
+LINES = {kind: ((2.0, 0), (1.0, 2), (flat, 5)) for kind, flat in FLAT.items()}  # slopes and starts
 F32_BIAS, BF16_MANTISSA, F16_BIAS, F16_MANTISSA = 127, 7, 15, 10
 SIGN, EVEN = 0x08080808, 0x0F0F0F0F  # in bytes with a code each: its sign; all of it
 # What prmt makes of eight bytes, those of two registers: the lowest of each half of both, first halves first; all bits
@@ -26,8 +27,8 @@ CODES, SIGNS, FIRSTS, SECONDS = 0x6240, 0xFBD9, 0x5410, 0x7632
 
 
 def factors(kind: DType, factor: Value) -> tuple[Value, ...]:
-    """Powers of two (bf16, an even number) for numbers of type `kind`, of that type. Of f16, whose numbers end at 2^16,
-    two that one after the other make up each.
+    """Powers of two (bf16, an even number) for numbers of type `kind`, of that type: what magnitudes are multiplied by,
+    and then what the lines' slopes are (of bf16 nothing: 1). Of f16, whose numbers end at 2^16, both make up each.
 
     Larger ones than both hold are for blocks of zeros only, smaller ones than 2^-14 for none that is finite. What a
     product below f16's normal numbers loses lies far below the least number that has a code. Two at a time in 32-bit
@@ -42,14 +43,14 @@ def factors(kind: DType, factor: Value) -> tuple[Value, ...]:
     as_f16 = lambda biased: (biased << F16_MANTISSA).bitcast(f16, factor.width)
     top, offset = F32_BIAS + F16_BIAS, F32_BIAS - F16_BIAS
     first = most(least(exponent, top), offset + 1) - both(offset)
-    second = least(most(exponent, top) - both(top), F16_BIAS) + both(F16_BIAS)
-    return as_f16(first), as_f16(second)
+    second = least(most(exponent, top) - both(top), F16_BIAS - 1) + both(F16_BIAS)  # twice that is a slope
+    return as_f16(first), *(as_f16(second) * slope for slope, _ in LINES[kind])
 
 
 def along(x: Value, factors: tuple[Value, ...]) -> Value:
     """x (a vector of bf16 or f16, a multiple of 8) times factors of its type (results below 8) -> i32 words of 8 codes,
     the first lowest."""
-    found, pairs = [], [(pair, _scaled(pair, factors)) for pair in _pairs(x)]
+    found, pairs = [], [(pair, _codes(pair, *factors)) for pair in _pairs(x)]
     for i in range(0, len(pairs), 4):
         low, high = _four(pairs[i : i + 2]), _four(pairs[i + 2 : i + 4])
         found.append((_bytes(low, high, SECONDS) << 4) + _bytes(low, high, FIRSTS))
@@ -61,18 +62,10 @@ def down(rows: list[Value], factors: tuple[Value, ...]) -> Iterator[Value]:
     lowest."""
     of_columns = list(zip(*map(_pairs, factors), strict=True))
     for factor, *numbers in zip(of_columns, *map(_pairs, rows), strict=True):
-        x = [(pair, _scaled(pair, factor)) for pair in numbers]
+        x = [(pair, _codes(pair, *factor)) for pair in numbers]
         # (what a NaN leaves in a byte beside its code ends here)
         low, high = (_four(four[::2]) & EVEN | (_four(four[1::2]) << 4) & ~EVEN for four in (x[:4], x[4:]))
         yield from (_bytes(low, high, FIRSTS), _bytes(low, high, SECONDS))
-
-
-def _scaled(x: Value, factors) -> Value:
-    """Magnitudes times factors: what multiplies takes its operand's magnitude at no cost, what adds does not."""
-    size = absolute(x)
-    for factor in factors:
-        size = size * factor
-    return size
 
 
 def _pairs(x: Value) -> list[Value]:
@@ -80,20 +73,20 @@ def _pairs(x: Value) -> list[Value]:
 
 
 def _four(x: list[tuple[Value, Value]]) -> Value:
-    """Two pairs of numbers, each with its scaled magnitudes -> a register with a byte for each one's code: first ones
-    of both, second ones."""
-    (a, size_a), (b, size_b) = x
-    return _bytes(_codes(size_a), _codes(size_b), CODES) | _bytes(a.bitcast(i32), b.bitcast(i32), SIGNS) & SIGN
+    """Two pairs of numbers, each with its codes -> a register with a byte for each one's code and sign: first ones of
+    both, second ones."""
+    (a, codes_a), (b, codes_b) = x
+    return _bytes(codes_a, codes_b, CODES) | _bytes(a.bitcast(i32), b.bitcast(i32), SIGNS) & SIGN
 
 
-def _codes(size: Value) -> Value:
-    """Two scaled magnitudes -> the low bits of the halves are their codes without signs."""
-    kind: DType = size.dtype
-    lines = [
-        fma(size, slope, constant(BASE[kind] + start, kind)).bitcast(i16, 2)
-        for slope, start in ((2.0, 0), (1.0, 2), (FLAT[kind], 5))
-    ]
-    return minimum(minimum(lines[0], lines[1]), lines[2]).bitcast(i32)
+def _codes(x: Value, factor: Value, *slopes: Value) -> Value:
+    """Two numbers -> the low bits of the halves are their codes without signs. What multiplies takes its operand's
+    magnitude at no cost, what adds does not."""
+    kind: DType = x.dtype
+    size = absolute(x) * factor
+    lines = zip(slopes or [slope for slope, _ in LINES[kind]], [start for _, start in LINES[kind]], strict=True)
+    least = [fma(size, slope, constant(BASE[kind] + start, kind)).bitcast(i16, 2) for slope, start in lines]
+    return minimum(minimum(least[0], least[1]), least[2]).bitcast(i32)
 
 
 def _bytes(a: Value, b: Value, which: int) -> Value:
