@@ -24,7 +24,8 @@ from flykernels.microscaling import BLOCK
 from templates.grouped_gemm.scaled.arguments import POINTERS, problem_of, scalar_values
 
 from . import devices, eager_code
-from .ops_mx import FORMAT_DTYPES, INPUT_DTYPES, Named, dequantized, filled, mx_pairs
+from .ops_mx import FORMAT_DTYPES, INPUT_DTYPES, Named, filled, mx_pairs
+from .scaled import dequantized
 
 _library = torch.library.Library("flykernels", "FRAGMENT")
 _library.define(

@@ -23,7 +23,7 @@ from templates.quantize.problem import MODES, QuantizeProblem
 from templates.scaled_gemm.arguments import pointers, problem_of, scalar_values
 
 from . import devices, eager_code, private
-from .scaled import overlap
+from .scaled import dequantized, overlap
 
 log = logging.getLogger(__name__)
 
@@ -281,19 +281,6 @@ def composed_matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any) -> An
     """f32 product of the dequantised operands, by torch's operators."""
     x = dequantized(a, scale_a) @ dequantized(b.t(), scale_b).t()
     return x if bias is None else x + bias.float()
-
-
-def dequantized(codes: Any, scales: Any) -> Any:
-    """(rows, K) f32 of codes (rows, K) and float8_e8m0fnu scales (rows, K / 32)."""
-    if codes.dtype == torch.float4_e2m1fn_x2:
-        from flykernels.microscaling import values
-
-        table = torch.tensor(values(element_type("f4E2M1FN")), dtype=torch.float32, device=codes.device)
-        raw = codes.contiguous().view(torch.uint8).long()
-        x = torch.stack([table[raw & 15], table[raw >> 4]], -1).flatten(-2)
-    else:
-        x = codes.float()
-    return x * scales.float().reshape(x.shape[0], -1).repeat_interleave(BLOCK, -1)
 
 
 def _fake_matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any) -> Any:

@@ -80,6 +80,7 @@ class View:
     zeros     what a load gives outside; False: anything, for tiles whose rows and columns outside nobody looks at
     skipped   for each axis, how many of its first coordinates are not to be touched either (default: none)
     once      each element is moved but once: caches should give it up first, where the target has such accesses
+    kept      written piece by piece: caches should give it up last, where the target has such stores
     """
 
     pointer: object  # of coordinate (0, 0, ...); an LLVM pointer
@@ -94,6 +95,7 @@ class View:
     zeros: bool = True
     skipped: tuple = ()
     once: bool = False
+    kept: bool = False
 
     def __str__(self):
         return f"{self.dtype}{list(self.shape)}:{list(self.stride)} {self.swizzle}"
@@ -217,11 +219,11 @@ class View:
         checks = view._checks(k, tv, digits)
         element = view._elements(k, tv, digits, elementwise)
         if not elementwise and _whole(checks):
-            once = view._once(k, tv)
+            own = view._once(k, tv) or view._kept(k, tv)
 
             @k.when(_within(checks, 0))
             def _():
-                once.write(element(0), bits) if once else view.write(element(0), bits, view._alignment(tv))
+                own.write(element(0), bits) if own else view.write(element(0), bits, view._alignment(tv))
         else:
             for i in range(tv.vector.size):
 
@@ -280,6 +282,11 @@ class View:
         """The target's accesses past its caches, where it has those for the layout's vectors."""
         own, size = getattr(k.target, "once", None), tv.vector.size * self.dtype.bytes
         return own if self.once and own and size == own.BYTES and self._alignment(tv) % size == 0 else None
+
+    def _kept(self, k, tv: ThreadValues):
+        """The target's stores that caches keep, where it has those for the layout's vectors."""
+        own, size = getattr(k.target, "kept", None), tv.vector.size * self.dtype.bytes
+        return own if self.kept and own and size in own.SIZES and self._alignment(tv) % size == 0 else None
 
     def index(self, coord):
         """Element offset of a coordinate (ints, arrays or Values)."""

@@ -45,14 +45,22 @@ def encoded(x: Value, dtype: DType) -> Value:
     return select(code.equals(sign), constant(0, i32, code.width), code) if dtype == f8e4m3fnuz else code
 
 
-def words(x: Value, factor: Value, dtype: DType) -> Value:
-    """A vector of floats times a power of two (f32, or bf16 where x is) -> codes in i32 words, first element lowest.
+def factors_for(kind: DType, factor: Value, dtype: DType) -> tuple[Value, ...]:
+    """Powers of two (f32 or bf16; one a block) as `words` and `words_down` take them for numbers of type `kind`: what
+    the target multiplies by one after the other."""
+    own = getattr(TARGET.get(None), "small_float_factors", None)
+    return own(kind, factor, dtype) if own else (factor,)
+
+
+def words(x: Value, factors: tuple[Value, ...], dtype: DType) -> Value:
+    """A vector of floats times a power of two (see `factors_for`) -> codes in i32 words, first element lowest.
 
     NaN gives no code in particular. By the target's own instructions where it has better ones."""
     own = getattr(TARGET.get(None), "small_floats", None)
-    found = own(x, factor, dtype) if own else None
+    found = own(x, factors, dtype) if own else None
     if found is not None:
         return found
+    (factor,) = factors
     x = x.to(f32) * factor.to(f32)
     code, each = encoded(x, dtype), 32 // dtype.bits
     parts = [code.shuffle(list(range(i, x.width, each))) << (dtype.bits * i) for i in range(each)]
@@ -61,13 +69,14 @@ def words(x: Value, factor: Value, dtype: DType) -> Value:
     return parts[0]
 
 
-def words_down(rows: list[Value], factors: Value, dtype: DType) -> Iterable[Value]:
-    """Rows of floats times powers of two, one a column (a vector, as in `words`) -> each column's codes, as `words`."""
+def words_down(rows: list[Value], factors: tuple[Value, ...], dtype: DType) -> Iterable[Value]:
+    """Rows of floats times powers of two, one a column (vectors, as in `words`) -> each column's codes, as `words`."""
     own = getattr(TARGET.get(None), "small_floats_down", None)
     found = own(rows, factors, dtype) if own else None
     if found is not None:
         return found
-    return [words(vector_of([r[c] for r in rows]), factors[c], dtype) for c in range(factors.width)]
+    column = lambda c: (vector_of([r[c] for r in rows]), tuple(f[c] for f in factors))
+    return [words(*column(c), dtype) for c in range(factors[0].width)]
 
 
 def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value, Value]:

@@ -220,7 +220,7 @@ class Gfx950(Gpu):
         each = d[0].width
         return [out.shuffle(range(i, i + each)) for i in range(0, width, each)]
 
-    def small_floats(self, x: Value, factor: Value, dtype: DType) -> Value | None:
+    def small_floats(self, x: Value, factors: tuple[Value, ...], dtype: DType) -> Value | None:
         """x times a power of two -> words of FP8 or FP4 codes, two an instruction. See lang.microscaling.words.
 
         What FP8 cannot hold becomes the largest number by a clamp: what the conversion itself does with it depends on
@@ -228,6 +228,7 @@ class Gfx950(Gpu):
         kind = {f8e4m3fn: "fp8", f8e5m2: "bf8", f4e2m1: "fp4"}.get(dtype)
         if kind is None:
             return None
+        (factor,) = factors
         x = x.to(f32) * factor.to(f32)
         if dtype != f4e2m1:
             x = minimum(maximum(x, -dtype.largest), dtype.largest)

@@ -21,7 +21,7 @@ from ..lang.matrix import MatrixAtom
 from ..lang.values import Value, constant, mlir_type, vector_of
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
-from . import sm90a_fp4, sm90a_once
+from . import sm90a_fp4, sm90a_kept, sm90a_once
 from .gpu import Clock, Gpu, GpuLimits
 
 
@@ -58,6 +58,7 @@ class Sm90a(Gpu):
     packed_nan_maximum = packed_maximum  # those of which one instruction gives the greater of two pairs, or NaN
     rereads = True  # what a cache beside the unit holds comes sooner than a walk through selects (measured in top-k)
     once = sm90a_once  # accesses to what is moved but once
+    kept = sm90a_kept  # stores of what is written piece by piece
     publishes_alone = True  # fences are cumulative over what a barrier ordered before them (PTX ISA, memory model)
 
     # mma.sync.m16n8k16: lane = 4 * row + pair of columns
@@ -167,25 +168,34 @@ class Sm90a(Gpu):
         )
         return Value(got, i32)
 
-    def small_floats(self, x: Value, factor: Value, dtype: DType) -> Value | None:
+    def small_float_factors(self, kind: DType, factor: Value, dtype: DType) -> tuple[Value, ...]:
+        """See lang.microscaling.factors_for."""
+        if dtype == f4e2m1 and kind in sm90a_fp4.FLAT and factor.dtype == bf16:
+            return sm90a_fp4.factors(kind, factor)
+        return (factor if kind == factor.dtype else factor.to(f32),)
+
+    def small_floats(self, x: Value, factors: tuple[Value, ...], dtype: DType) -> Value | None:
         """x times a power of two -> words of FP8 codes, two an instruction (it saturates); bf16 and f16 to FP4 by
         arithmetic on pairs of 16 bits. See lang.microscaling.words."""
-        if dtype == f4e2m1 and (x.dtype, factor.dtype) in sm90a_fp4.TAKEN and x.width % 8 == 0:
-            return sm90a_fp4.along(x, factor)
-        x = x * factor if factor.dtype == bf16 else x.to(f32) * factor  # of bf16 two an instruction, and exact
+        factor, alike = factors[0], x.dtype == factors[0].dtype
+        if dtype == f4e2m1 and x.dtype in sm90a_fp4.FLAT and alike and x.width % 8 == 0:
+            return sm90a_fp4.along(x, factors)
         kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
-        return self._words(x, kind) if kind else None
-
-    def small_floats_down(self, rows: list[Value], factors: Value, dtype: DType) -> Iterable[Value] | None:
-        """See lang.microscaling.words_down; bf16 is scaled before columns are taken out of the rows' registers."""
-        if dtype == f4e2m1 and (rows[0].dtype, factors.dtype) in sm90a_fp4.TAKEN and len(rows) == 8:
-            return sm90a_fp4.down(rows, factors)
-        if factors.dtype != bf16:
+        if kind is None:
             return None
-        rows = [r * factors for r in rows]
+        x = x * factor if alike else x.to(f32) * factor.to(f32)  # of bf16 two an instruction, and exact
+        return self._words(x, kind)
+
+    def small_floats_down(self, rows: list[Value], factors: tuple[Value, ...], dtype: DType) -> Iterable[Value] | None:
+        """See lang.microscaling.words_down; bf16 is scaled before columns are taken out of the rows' registers."""
+        factor, alike = factors[0], rows[0].dtype == factors[0].dtype
+        if dtype == f4e2m1 and rows[0].dtype in sm90a_fp4.FLAT and alike and len(rows) == 8:
+            return sm90a_fp4.down(rows, factors)
         kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
-        column = lambda c: vector_of([r[c] for r in rows])
-        return [self._words(column(c), kind) for c in range(factors.width)] if kind else None
+        if factor.dtype != bf16 or not alike or kind is None:
+            return None
+        rows = [r * factor for r in rows]
+        return [self._words(vector_of([r[c] for r in rows]), kind) for c in range(factor.width)]
 
     def _words(self, x: Value, kind: str) -> Value:
         x = x.to(f32)

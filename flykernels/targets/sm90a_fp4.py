@@ -12,81 +12,81 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..dtypes import DType, bf16, f16, f32, i16, i32
-from ..lang.values import Value, constant, fma, minimum, mlir_type, vector_of
+from ..dtypes import DType, bf16, f16, i16, i32
+from ..lang.values import Value, absolute, constant, fma, maximum, minimum, mlir_type, vector_of
 from ..mlir import intrinsic
 
-TAKEN = ((bf16, bf16), (f16, f32))  # types of (numbers, factors)
-MAGNITUDES = 0x7FFF7FFF  # of two bf16
 FLAT = {bf16: 153 / 512, f16: 307 / 1024}  # 5 * FLAT <= 1.5 < (5 + step) * FLAT, the step at 5; 8 * FLAT < 2.5
 BASE = {bf16: 128, f16: 1024}  # from here on the type steps by 1
-F32_BIAS, F32_MANTISSA, F16_BIAS, F16_MANTISSA = 127, 23, 15, 10
+LINES = {kind: ((2.0, 0), (1.0, 2), (flat, 5)) for kind, flat in FLAT.items()}  # slopes and starts
+F32_BIAS, BF16_MANTISSA, F16_BIAS, F16_MANTISSA = 127, 7, 15, 10
 SIGN, EVEN = 0x08080808, 0x0F0F0F0F  # in bytes with a code each: its sign; all of it
 # What prmt makes of eight bytes, those of two registers: the lowest of each half of both, first halves first; all bits
 # of such a byte the sign of a half; the first halves of both; the second halves.
 CODES, SIGNS, FIRSTS, SECONDS = 0x6240, 0xFBD9, 0x5410, 0x7632
 
 
-def along(x: Value, factor: Value) -> Value:
-    """x (a vector of bf16 or f16, a multiple of 8) times factor (results below 8) -> i32 words of 8 codes, the first
-    lowest. The factor of bf16 is bf16, of f16 f32: a power of two."""
-    found, factors = [], _factors(factor)
-    y = [_times(pair, factors) for pair in _pairs(x)]
-    for i in range(0, len(y), 4):
-        low, high = _four(y[i : i + 2]), _four(y[i + 2 : i + 4])
+def factors(kind: DType, factor: Value) -> tuple[Value, ...]:
+    """Powers of two (bf16, an even number) for numbers of type `kind`, of that type: what magnitudes are multiplied by,
+    and then what the lines' slopes are (of bf16 nothing: 1). Of f16, whose numbers end at 2^16, both make up each.
+
+    Larger ones than both hold are for blocks of zeros only, smaller ones than 2^-14 for none that is finite. What a
+    product below f16's normal numbers loses lies far below the least number that has a code. Two at a time in 32-bit
+    arithmetic, as `microscaling.scales_of_bf16` does it; no half of a word ever carries into the other."""
+    if kind == bf16:
+        return (factor,)
+    both, pairs = lambda x: x << 16 | x, factor.width // 2
+    halves = lambda v: v.bitcast(i16, factor.width)
+    least = lambda v, x: minimum(halves(v), x).bitcast(i32, pairs)
+    most = lambda v, x: maximum(halves(v), x).bitcast(i32, pairs)
+    exponent = (factor.bitcast(i32, pairs) >> BF16_MANTISSA) & both(0x1FF)
+    as_f16 = lambda biased: (biased << F16_MANTISSA).bitcast(f16, factor.width)
+    top, offset = F32_BIAS + F16_BIAS, F32_BIAS - F16_BIAS
+    first = most(least(exponent, top), offset + 1) - both(offset)
+    second = least(most(exponent, top) - both(top), F16_BIAS - 1) + both(F16_BIAS)  # twice that is a slope
+    return as_f16(first), *(as_f16(second) * slope for slope, _ in LINES[kind])
+
+
+def along(x: Value, factors: tuple[Value, ...]) -> Value:
+    """x (a vector of bf16 or f16, a multiple of 8) times factors of its type (results below 8) -> i32 words of 8 codes,
+    the first lowest."""
+    found, pairs = [], [(pair, _codes(pair, *factors)) for pair in _pairs(x)]
+    for i in range(0, len(pairs), 4):
+        low, high = _four(pairs[i : i + 2]), _four(pairs[i + 2 : i + 4])
         found.append((_bytes(low, high, SECONDS) << 4) + _bytes(low, high, FIRSTS))
     return vector_of(found)
 
 
-def down(rows: list[Value], factors: Value) -> Iterator[Value]:
+def down(rows: list[Value], factors: tuple[Value, ...]) -> Iterator[Value]:
     """8 rows (vectors of bf16 or f16 of an even width) times factors -> for each column a word of codes, first row
     lowest."""
-    of_columns = list(zip(*(_pairs(f) for f in _factors(factors)), strict=True))
+    of_columns = list(zip(*map(_pairs, factors), strict=True))
     for factor, *numbers in zip(of_columns, *map(_pairs, rows), strict=True):
-        x = [_times(pair, factor) for pair in numbers]
+        x = [(pair, _codes(pair, *factor)) for pair in numbers]
         # (what a NaN leaves in a byte beside its code ends here)
         low, high = (_four(four[::2]) & EVEN | (_four(four[1::2]) << 4) & ~EVEN for four in (x[:4], x[4:]))
         yield from (_bytes(low, high, FIRSTS), _bytes(low, high, SECONDS))
-
-
-def _factors(factor: Value) -> list[Value]:
-    """Factors that one after the other make up `factor`: of f16, whose numbers end at 2^16, two.
-
-    Larger ones than both hold are for blocks of zeros only. What a product below f16's normal numbers loses lies far
-    below the least number that has a code."""
-    if factor.dtype == bf16:
-        return [factor]
-    exponent = (factor.bitcast(i32, factor.width) >> F32_MANTISSA) - F32_BIAS
-    first = minimum(exponent, F16_BIAS)
-    as_f16 = lambda e: ((e + F16_BIAS) << F16_MANTISSA).to(i16).bitcast(f16, factor.width)
-    return [as_f16(first), as_f16(minimum(exponent - first, F16_BIAS))]
-
-
-def _times(x: Value, factors) -> Value:
-    for factor in factors:
-        x = x * factor
-    return x
 
 
 def _pairs(x: Value) -> list[Value]:
     return [x.shuffle([i, i + 1]) for i in range(0, x.width, 2)]
 
 
-def _four(x: list[Value]) -> Value:
-    """Two pairs of numbers -> a register with a byte for each one's code: first ones of both, second ones."""
-    a, b = x
-    return _bytes(_magnitudes(a), _magnitudes(b), CODES) | _bytes(a.bitcast(i32), b.bitcast(i32), SIGNS) & SIGN
+def _four(x: list[tuple[Value, Value]]) -> Value:
+    """Two pairs of numbers, each with its codes -> a register with a byte for each one's code and sign: first ones of
+    both, second ones."""
+    (a, codes_a), (b, codes_b) = x
+    return _bytes(codes_a, codes_b, CODES) | _bytes(a.bitcast(i32), b.bitcast(i32), SIGNS) & SIGN
 
 
-def _magnitudes(x: Value) -> Value:
-    """Two numbers -> the low bits of the halves are their codes without signs."""
+def _codes(x: Value, factor: Value, *slopes: Value) -> Value:
+    """Two numbers -> the low bits of the halves are their codes without signs. What multiplies takes its operand's
+    magnitude at no cost, what adds does not."""
     kind: DType = x.dtype
-    size = (x.bitcast(i32) & MAGNITUDES).bitcast(kind, 2)
-    lines = [
-        fma(size, slope, constant(BASE[kind] + start, kind)).bitcast(i16, 2)
-        for slope, start in ((2.0, 0), (1.0, 2), (FLAT[kind], 5))
-    ]
-    return minimum(minimum(lines[0], lines[1]), lines[2]).bitcast(i32)
+    size = absolute(x) * factor
+    lines = zip(slopes or [slope for slope, _ in LINES[kind]], [start for _, start in LINES[kind]], strict=True)
+    least = [fma(size, slope, constant(BASE[kind] + start, kind)).bitcast(i16, 2) for slope, start in lines]
+    return minimum(minimum(least[0], least[1]), least[2]).bitcast(i32)
 
 
 def _bytes(a: Value, b: Value, which: int) -> Value:

@@ -1,4 +1,4 @@
-"""K tiles multiplied one after the other as they come, on sm_90a: what dense and grouped main loops share.
+"""K tiles multiplied one after the other as they come, on sm_90a: what dense, scaled and grouped main loops share.
 
 Two are under way at a time: one's wgmmas run while the next one's bytes are waited for.
 """
@@ -38,14 +38,18 @@ class Multiplier:
     def zeros(self) -> tuple:
         return tuple(wgmma.zeros(self.cfg.columns) for _ in range(self.cfg.blocks))
 
-    def product(self, sums, stage, fresh: bool = False) -> tuple:
-        """sums + A B^T (fresh: A B^T alone) of the K tile in `stage`, started as one group."""
-        return self.ring.product(self.origins, sums, stage, fresh)
+    def product(self, sums, stage, fresh: bool = False, depths: range | None = None) -> tuple:
+        """sums + A B^T (fresh: A B^T alone) of the K tile in `stage`, started as one group; depths: see `Stages`."""
+        return self.ring.product(self.origins, sums, stage, fresh, depths)
+
+    def nothing(self) -> list:
+        """Sums that a fresh product begins with."""
+        return [wgmma.undefined(self.cfg.columns)] * self.cfg.blocks
 
     def begun(self, at: barriers.Position) -> tuple:
         """(sums, where the next K tile is, the stage that is under way) with the K tile at `at` started."""
         self.ring.full.wait(at.stage, at.parity)
-        fresh = self.product([wgmma.undefined(self.cfg.columns)] * self.cfg.blocks, at.stage, True)
+        fresh = self.product(self.nothing(), at.stage, True)
         return fresh, at.next().carried, at.stage
 
     def added(self, first, end, begun) -> tuple:

@@ -5,6 +5,7 @@ grouped kernels have the same ring."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from flykernels.dtypes import i8
@@ -16,7 +17,6 @@ from flykernels.targets import sm90a_wgmma as wgmma
 
 from .problem import GemmProblem
 from .sm90a_config import (
-    BLOCK_K,
     BLOCK_M,
     BRINGER_REGISTERS,
     WARP,
@@ -32,11 +32,13 @@ READY = 1  # the named barrier where warpgroups learn that the ring is there, an
 
 class Stages:
     """The workgroup's shared memory: a ring of stages of A and B, each with a barrier that says it is full and one that
-    says it is empty; shelves for C."""
+    says it is empty; shelves for C. types: of A and B, where they are not the problem's `input_type`."""
 
-    def __init__(self, k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
+    def __init__(self, k: Kernel, p: GemmProblem, cfg: Sm90aConfig, types=None):
         self.cfg, self.room = cfg, shared_memory(p, cfg)
         self.a, self.b = shared_operands(p, cfg)
+        if types:
+            self.a, self.b = (replace(x, dtype=t) for x, t in zip((self.a, self.b), types, strict=True))
         self.memory = k.target.dynamic_memory(k, self.room.total)
         self.full = barriers.Barriers(advance_bytes(self.memory, self.room.barriers), cfg.stages)
         self.empty = barriers.Barriers(self.full.at(cfg.stages), cfg.stages)
@@ -66,17 +68,19 @@ class Stages:
         """A word beside the barriers, for warpgroups that add up shared tiles."""
         return self.empty.at(self.cfg.stages)
 
-    def product(self, start, sums, stage, fresh: bool):
+    def product(self, start, sums, stage, fresh: bool, depths: range | None = None):
         """sums + A B^T of the K tile in `stage`, started as one group. start: descriptors of a warpgroup's part of A
-        and B in the first stage; sums: of each of its blocks of 64 rows."""
+        and B in the first stage; sums: of each of its blocks of 64 rows; depths: where along K instructions begin, if
+        not all of the K tile is asked for."""
+        depths = depths or range(0, self.cfg.tile_k, wgmma.DEPTH_BYTES // self.a.dtype.bytes)
         offset = (stage * (self.room.stage // wgmma.UNIT)).to(start[0].dtype)
         a, b, sums = start[0] + offset, start[1] + offset, list(sums)
         wgmma.fence()
-        for depth in range(0, self.cfg.tile_k, BLOCK_K):
+        for depth in depths:
             for block in range(self.cfg.blocks):
                 at_a = wgmma.moved(a, self.a.step_bytes(BLOCK_M * block, depth))
                 at_b = wgmma.moved(b, self.b.step_bytes(0, depth))
-                sums[block] = wgmma.multiply(at_a, at_b, sums[block], self.a, self.b, fresh and depth == 0)
+                sums[block] = wgmma.multiply(at_a, at_b, sums[block], self.a, self.b, fresh and depth == depths[0])
         wgmma.commit()
         return tuple(sums)
 

@@ -16,7 +16,7 @@ from flykernels.dtypes import DType, bf16, f16, f32, i8, i16, i32, u8
 from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum, minimum
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.memory import advance
-from flykernels.lang.microscaling import scale_of, scales_of_bf16, words, words_down
+from flykernels.lang.microscaling import factors_for, scale_of, scales_of_bf16, words, words_down
 from flykernels.lang.values import Value, absolute, maximum_or_nan, select, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK
@@ -44,7 +44,8 @@ class GpuConfig:
     ahead    with strips: the next tile is on its way into registers while one is encoded
     staged   with strips, on sm_90a: so many tiles are on their way into shared memory (0: none), see sm90a_stages.py
     beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
-    group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X"""
+    group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X
+    kept     scales, which a workgroup writes a few at a time, stay in L2 until their sectors are whole (sm_90a)"""
 
     waves: tuple[int, int]
     groups: int
@@ -55,6 +56,7 @@ class GpuConfig:
     strip: int = 1
     ahead: bool = False
     staged: int = 0
+    kept: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
@@ -62,7 +64,8 @@ class GpuConfig:
     def __str__(self) -> str:
         how = f", {self.staged} staged" if self.staged else " ahead" if self.ahead else ""
         more = f", strips of {self.strip}{how}" if self.strip > 1 else ""
-        return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}"
+        kept = ", scales kept" if self.kept else ""
+        return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}{kept}"
 
     @property
     def workgroup_size(self) -> int:
@@ -96,19 +99,24 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
 
     sm_90a: the fastest of those that `python -m bench quantize --device cuda --sweep` has measured."""
     if target.name == "sm90a":
-        if not p.columns:
-            return GpuConfig((1, 8), 1, target.lanes, 4, 6)
-        beside = 2 if p.input_type == f32 else 3  # twice the registers hold X
-        if not p.rows:
-            return GpuConfig((2 * SHARE, 1), SHARE, target.lanes, beside=beside)
-        if p.input_type == bf16 and p.per_byte == 1:
-            return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2, ahead=True)
-        if sm90a_stages.why_not(p) is None:
-            return GpuConfig((2 * SHARE, 2), SHARE, target.lanes, strip=2 if p.input_type == bf16 else 4, staged=2)
-        return GpuConfig((SHARE, 2), SHARE, target.lanes, beside=beside, strip=2 if p.input_type == f32 else 1)
+        return replace(_on_sm90a(p, target.lanes), kept=True)
     if p.columns:  # codes of a column's rows fill a line
         return GpuConfig((SHARE * p.per_byte, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
     return GpuConfig((SHARE, 1), 1, target.lanes)
+
+
+def _on_sm90a(p: QuantizeProblem, lanes: int) -> GpuConfig:
+    if not p.columns:
+        return GpuConfig((1, 8), 1, lanes, 4, 6)
+    if not p.rows:
+        return GpuConfig((2 * SHARE, 1), SHARE, lanes, beside=2 if p.input_type == f32 else 3)
+    if p.input_type == f32:  # twice the registers hold X
+        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2)
+    if p.per_byte == 1:
+        return GpuConfig((SHARE, 2), SHARE, lanes, beside=2, strip=2, ahead=True)
+    if sm90a_stages.why_not(p) is None:
+        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2 if p.input_type == bf16 else 4, staged=2)
+    return GpuConfig((SHARE, 2), SHARE, lanes, beside=3)
 
 
 def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
@@ -117,6 +125,7 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     k.of_target.beside = cfg.beside
     names = declared(p)
     given = dict(zip(names, k.args(**names)))
+    given |= {name: replace(given[name], kept=cfg.kept) for name in ("scales", "scales_t") if name in given}
     m, (rows, columns) = given["m"], cfg.tile
     if p.columns and cfg.groups * cfg.held != BLOCK:
         raise ValueError(f"{cfg}: a wave holds whole blocks of {BLOCK} rows with columns")
@@ -232,23 +241,24 @@ class Tally:
     def __init__(self, k: Kernel, cfg: GpuConfig):
         rows, self.each, self.strip = cfg.tile[0], cfg.tile[1] // BLOCK, cfg.strip
         self.count = 2 if cfg.staged else 1
-        self.boards = k.shared(u8, Layout.compact(self.count, rows, cfg.strip * self.each))
+        width, pitch = cfg.strip * self.each, rows + k.target.vector_bytes  # as `Turned` has columns' scales
+        self.boards = k.shared(u8, Layout((self.count, rows, width), (width * pitch, 1, pitch)))
         self.take = lines(rows, cfg.strip * self.each, cfg.workgroup_size, 1)
 
     def of(self, number) -> View:
         """Scales (rows, columns / 32) of a workgroup's tile."""
         board = self.boards[number // self.strip % self.count]
-        return board.at(0, number % self.strip * self.each)
+        return board.tile((board.shape[0], self.each), 0, number % self.strip)
 
 
 def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, board: View | None):
     """Codes and scales of blocks along rows, straight from registers; scales to `board` if there is one."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
-    byte, factor, mask = scales_of(p, shared(k, largest_of(values.values()), 1))
+    byte, factors, mask = scales_of(p, shared(k, largest_of(values.values()), 1))
     to = ThreadValues((rows, columns // per), _along(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
     codes = matrix(given["codes"], i32, m, p.n // per).tile(to.tile, *at)
     for r, (d, v) in enumerate(zip(values.names(), values.values(), strict=True)):
-        found = words(v, factor[r], p.output_type) & mask[r].to(i32)
+        found = words(v, tuple(f[r] for f in factors), p.output_type) & mask[r].to(i32)
         codes.store(k, to, d, vector_of([k.target.opaque(found[i]) for i in range(found.width)]))
     first, *others = cfg.spread(0, 1, 1, 1)
     lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
@@ -262,7 +272,7 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
     """Codes and scales of blocks along columns: a tile is turned round in LDS, then written line by line."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
     rows_, (shelf, board) = values.values(), turned
-    byte, factor, mask = scales_of(p, shared(k, most_of(k, rows_), cfg.across))
+    byte, factors, mask = scales_of(p, shared(k, most_of(k, rows_), cfg.across))
 
     # into LDS as registers hold it
     threads = (
@@ -272,7 +282,7 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
         Mode(cfg.waves[1], 0, cfg.across * EACH),
     )
     put = ThreadValues((columns, rows // per), threads, Mode(cfg.held // per, 1, 1), (Mode(EACH, 0, 1),))
-    for c, word in enumerate(words_down(rows_, factor, p.output_type)):
+    for c, word in enumerate(words_down(rows_, factors, p.output_type)):
         shelf.store(k, put, (c,), word & mask[c].to(i32))
     one = (threads[0], Mode(cfg.groups, 1, 0), Mode(cfg.waves[0], 1, 1), threads[3])
     put = ThreadValues((columns, rows // BLOCK), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),))
@@ -325,12 +335,24 @@ def largest_of(rows: list[Value]) -> Value:
     return vector_of([b[i] for b in both for i in range(2)])
 
 
-def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, Value, Value]:
-    """(bytes, factors, masks) of blocks whose largest magnitudes `magnitude` gave."""
-    if p.input_type == bf16:
-        return scales_of_bf16(size, p.output_type, p.round_up)
-    wide = size if p.input_type == f32 else size.bitcast(f16, size.width).to(f32).bitcast(i32, size.width)
-    return scale_of(wide, p.output_type, p.round_up)
+def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, tuple[Value, ...], Value]:
+    """(bytes, factors as `words` takes them, masks) of blocks whose largest magnitudes `magnitude` gave."""
+    if p.input_type == f16:
+        size = cut_to_bf16(size, p.round_up)
+    of = scale_of if p.input_type == f32 else scales_of_bf16
+    byte, factor, mask = of(size, p.output_type, p.round_up)
+    return byte, factors_for(p.input_type, factor, p.output_type), mask
+
+
+def cut_to_bf16(size: Value, sticky: bool) -> Value:
+    """Bits of f16 -> those of bf16, its last bits cut off; sticky: if any of them was set, so is the last one left, and
+    it compares as the number does with those of fewer bits."""
+    wide = size.bitcast(f16, size.width).to(f32).bitcast(i32, size.width)
+    if sticky:
+        last = 1 << (f32.bits - bf16.bits)
+        cut = last - (1 << (f32.mantissa - f16.mantissa))
+        wide = wide | ((wide & cut) + cut) & last
+    return wide.bitcast(i16, 2 * size.width).shuffle(list(range(1, 2 * size.width, 2)))
 
 
 def shared(k: Kernel, size: Value, distance: int, lanes: int = SHARE) -> Value:

@@ -7,6 +7,8 @@ and so they are under way from where they are started. A thread reads only what 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import and_
 from typing import Any
 
 from flykernels.dtypes import i8, i32
@@ -43,20 +45,28 @@ class Stages:
     def bring(self, number: Any, row, column, wanted) -> None:
         """Starts to copy the tile at (row, column), the workgroup's `number`-th, where it is wanted; zeros for what
         lies outside X. One group of copies either way."""
-        view = self.x.tile(self.held.tile, row, column)
+        view, (rows, columns) = self.x.tile(self.held.tile, row, column), self.held.tile
         first_row, first_column = self.held.origin(self.k.thread)
+        pieces = range(self.held.piece_sizes[0])
 
-        def copy():
-            for piece in range(self.held.piece_sizes[0]):
+        def whole():
+            """Each piece is a row below the one before: no more than an addition."""
+            at = view.at(first_row, first_column).pointer
+            for piece in pieces:
+                mma.copy_async(self._place(number, piece), at, CHUNK)
+                at = advance(at, view.stride[0], view.dtype)
+
+        def cut():
+            for piece in pieces:
                 at = first_row + self.held.walk((piece,))[0]
                 inside = (at < view.shape[0]) & (first_column < view.shape[1])
                 source = select(inside, constant(1, i32), 0)
-                mma.copy_async(
-                    self._place(number, piece),
-                    view.at(at * source, first_column * source).pointer,
-                    CHUNK,
-                    source * CHUNK,
-                )
+                here = view.at(at * source, first_column * source).pointer
+                mma.copy_async(self._place(number, piece), here, CHUNK, source * CHUNK)
+
+        def copy():
+            left = (x >= n for x, n in zip(view.shape, (rows, columns)) if isinstance(x, Value) or x < n)
+            self.k.branch(reduce(and_, left), whole, cut)
 
         self.k.when(wanted)(copy)
         mma.commit_copies()

@@ -107,7 +107,7 @@ class Block:
         size = magnitude_max(vectors).fold(maximum)
         byte, factor, mask = scale_of(size, self.p.output_type, self.p.round_up)
         scales.put(byte.to(u8), row, b)
-        each = [words(x, factor, self.p.output_type) & mask for x in vectors]
+        each = [words(x, (factor,), self.p.output_type) & mask for x in vectors]
         at = codes.at(row, b.to(i64) * (BLOCK // self.p.per_byte)).recast(i32)
         step = each[0].width
         for i, w in enumerate(each):

@@ -11,25 +11,21 @@ from dataclasses import replace
 from typing import Any
 
 from flykernels.dtypes import f32
-from flykernels.lang import Global, Kernel, Value, View
+from flykernels.lang import Global, Kernel, View
 from flykernels.lang.fragment import Fragment
-from flykernels.lang.values import mlir_type
-from flykernels.mlir import llvm
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
-from flykernels.targets import sm90a_wgmma as wgmma
 from templates.gemm import sm90a_cluster
 from templates.gemm.gfx950_operands import matrix
-from templates.gemm.sm90a_config import BLOCK_M, Sm90aConfig, tensor_maps, tma_reads
+from templates.gemm.sm90a_config import Sm90aConfig, tensor_maps, tma_reads
 from templates.gemm.sm90a_output import EARLY_SUMS, Output, Part
 from templates.gemm.sm90a_ring import READY, Stages, bring_all, meet_the_ring
 from templates.gemm.sm90a_work import Piece, Work
 
 from .arguments import declared
 from .problem import FP8, ScaledGemmProblem
+from .sm90a_sums import PROMOTE, STEP, Sums
 
-PROMOTE = 128  # of K, whose products wgmma adds up by itself: four instructions
-STEP = 32  # of K, an instruction's
 UNIT = 2.0**-13  # of the largest of an instruction's products and sums: what lies below it is cut off
 SUMS_MOST = 96  # of C a thread, beside as many that wgmma adds up
 
@@ -84,7 +80,7 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
     work.begin(given)
 
     # layouts: stages of A and B, then shelves for C, then barriers
-    ring = Stages(k, p, cfg)
+    ring = Stages(k, p, cfg, (p.a_type, p.b_type))
 
     # prologue: the last warps prepare the barriers, and go on without waiting for the others
     rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
@@ -103,95 +99,14 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
 
 def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages) -> None:
     """Multiplies one K tile after the other as they come, and writes tiles of C. By all warpgroups."""
-    full, empty = ring.full, ring.empty
-    A, B = replace(ring.a, dtype=p.a_type), replace(ring.b, dtype=p.b_type)
-    group = k.thread // wgmma.WARPGROUP if cfg.multipliers > wgmma.WARPGROUP else 0
-    along_m, along_n = group % cfg.groups[0], group // cfg.groups[0]
-    lane = k.thread % wgmma.WARPGROUP
-    origin = wgmma.address_of(ring.memory)
-    layout = wgmma.sums_layout(cfg.columns, cfg.blocks, cfg.groups)
-    a_start = origin + along_m * A.step_bytes(BLOCK_M * cfg.blocks, 0)
-    b_start = origin + (along_n * B.step_bytes(cfg.columns, 0) + A.bytes)
-    a_origin, b_origin = wgmma.descriptor(A, a_start), wgmma.descriptor(B, b_start)
+    mine = Sums(k, cfg, ring)
     view = lambda name: argument(k, p, given, name)
-    nothing = [wgmma.undefined(cfg.columns)] * cfg.blocks
-
-    def release(stage):
-        """One thread of each warpgroup says that it is done with a stage, to every workgroup that fills it."""
-        if cfg.cluster_size == 1:
-            k.when(lane.equals(0))(lambda: empty.arrive(stage))
-        else:
-            k.when(lane < cfg.cluster_size)(lambda: empty.arrive_at(stage, lane))
-
-    def product(sums, stage, depths, fresh: bool):
-        """sums + A B^T of `depths` of the K tile in `stage`, started as one group."""
-        offset = (stage * (ring.room.stage // wgmma.UNIT)).to(a_origin.dtype)
-        a, b, sums = a_origin + offset, b_origin + offset, list(sums)
-        wgmma.fence()
-        for depth in depths:
-            for block in range(cfg.blocks):
-                at_a = wgmma.moved(a, A.step_bytes(BLOCK_M * block, depth))
-                at_b = wgmma.moved(b, B.step_bytes(0, depth))
-                sums[block] = wgmma.multiply(at_a, at_b, sums[block], A, B, fresh and depth == depths[0])
-        wgmma.commit()
-        return tuple(sums)
-
-    def fast(piece: Piece, at):
-        """(sums, where the ring is then): all in wgmma's own sums, the next K tile begun before one is done."""
-        whole = range(0, cfg.tile_k, STEP)
-        full.wait(at.stage, at.parity)
-        sums = product(nothing, at.stage, whole, True)
-
-        @k.loop(piece.first + 1, piece.end, carry=(sums, at.next().carried, at.stage))
-        def done(step, carried):
-            sums, now, before = carried
-            at = barriers.Position.of(now, cfg.stages)
-            full.wait(at.stage, at.parity)
-            sums = product(sums, at.stage, whole, False)
-            wgmma.wait(1)
-            release(before)
-            return sums, at.next().carried, at.stage
-
-        sums, after, last = done
-        wgmma.wait(0)
-        release(last)
-        return wgmma.fragment(k, layout, list(sums)), after
-
-    def promoted(piece: Piece, at):
-        """The same, wgmma's sums of each PROMOTE of K added in f32: while one warpgroup adds, another multiplies."""
-
-        def tile(at, total):
-            full.wait(at.stage, at.parity)
-            for first in range(0, cfg.tile_k, PROMOTE):
-                part = product(nothing, at.stage, range(first, first + PROMOTE, STEP), True)
-                wgmma.wait(0)
-                if first + PROMOTE == cfg.tile_k:
-                    release(at.stage)
-                new = [element(sums, i) for sums in part for i in range(sums.width)]
-                total = tuple(new) if total is None else tuple(t + n for t, n in zip(total, new))
-            return total
-
-        @k.loop(piece.first + 1, piece.end, carry=(tile(at, None), at.next().carried))
-        def done(step, carried):
-            total, now = carried
-            at = barriers.Position.of(now, cfg.stages)
-            return tile(at, total), at.next().carried
-
-        total, after = done
-        each = len(total) // cfg.blocks
-
-        def pair(digits):
-            half, column, block = digits
-            i = block * each + 4 * column + 2 * half  # as `wgmma.fragment` finds them
-            return total[i].splat(2).insert(1, total[i + 1])
-
-        return Fragment(k, layout, False, pair), after
 
     def piece(piece: Piece, carried):
         output = ScaledOutput(k, p, cfg, view, (piece.row, piece.column), (), ring.shelf).scaled_by(given)
         early = piece.inside is True and cfg.split_k == 1 and not work.shares and cfg.sums <= EARLY_SUMS
         added = output.fetch(0) if early else {}
-        acc, after = (fast if p.fast_accum else promoted)(piece, barriers.Position.of(carried, cfg.stages))
+        acc, after = (mine.fast if p.fast_accum else mine.promoted)(piece, barriers.Position.of(carried, cfg.stages))
         if cfg.one_tile and not cfg.k_cluster:
             barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
 
@@ -207,7 +122,7 @@ def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages
 
     work.walk(barriers.Position.start(cfg.stages, 0).carried, piece)
     if cfg.tma_store:
-        k.when(lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does
+        k.when(mine.lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does
 
 
 class ScaledOutput(Output):
@@ -236,8 +151,3 @@ def argument(k: Kernel, p: Any, given, name: str) -> View:
     """C as (M, N), or bias as (N,), wherever it begins."""
     view = matrix(k, p, given, name)
     return replace(view, alignment=view.dtype.bytes, stride_multiple=1) if name == "bias" else view
-
-
-def element(struct: Value, i: int) -> Value:
-    """Register i of what a wgmma gave."""
-    return Value(llvm.extractvalue(mlir_type(f32), struct.ssa, [i]), f32)

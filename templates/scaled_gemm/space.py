@@ -17,7 +17,6 @@ from . import gfx950, sm90a
 from .gfx950_config import STEP, WORD, ScaledConfig
 from .problem import ALIGN, ScaledGemmProblem
 
-STAGES_MOST = 4
 SUMS_BESIDE_NEXT = 64  # that leave room for a half read early and for scales
 PER_UNIT = 2  # FP8 numbers in 16 bits
 SHAPES = {"16x16x32": "16x16x128", "32x32x16": "32x32x64"}  # of instructions, dense and scaled
@@ -111,10 +110,6 @@ def limit(p: Any, cfg: ScaledConfig, limits) -> str | None:
     for which, rows in (("a", cfg.part[0]), ("b", cfg.part[1])):
         if rows * cfg.bytes_of(p, which) % (ALIGN * cfg.workgroup_size):
             return f"{which.upper()}'s tile is less than one load of {ALIGN} bytes by {cfg.workgroup_size} threads"
-    if cfg.stages > STAGES_MOST:
-        return (
-            f"{cfg.stages} stages: LLVM addresses some of them from below LDS's beginning, which the simulator refuses"
-        )
     sums = cfg.tile_m * cfg.tile_n // cfg.workgroup_size  # a lane's
     if cfg.schedule == "eight" and p.scaling == "block" and sums > SUMS_BESIDE_NEXT:
         return f"{sums} sums a lane, scales and the next K tile's first half: more than the registers there are"

@@ -90,3 +90,13 @@ def test_every_bf16_once(format):
     blocks = np.repeat(2.0 ** np.arange(-120, 120)[:, None], 2048, 1)[:224]  # one binade a row, all its numbers
     fraction = 1 + np.arange(2048) % 128 / 128
     run(p, blocks * fraction * np.where(np.arange(2048) % 3, 1, -1) * 2.0 ** -(np.arange(2048) // 128 % 6))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_f16_as_the_largest_of_a_block(format, mode):
+    """Scales of all of them, subnormals too: one block a row, whose other numbers are fractions of its largest."""
+    largest = np.arange(31 << 10, dtype=np.uint16).view(np.float16).astype(np.float64)
+    x = largest[:, None] * np.linspace(-1, 1, 32)
+    p = QuantizeProblem(n=32, dtype="f16", format=format, rows=True, columns=False, mode=mode)
+    run(p, x.astype(np.float16).astype(np.float64))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from inductor_plugin import ops, ops_grouped, ops_mx
+from inductor_plugin import ops, ops_grouped, ops_mx, scaled
 
 FORMATS = list(ops_mx.FORMAT_DTYPES)
 ERRORS = {torch.float8_e4m3fn: 0.055, torch.float8_e5m2: 0.11, torch.float4_e2m1fn_x2: 0.22}  # as tests/ops/test_mx.py
@@ -53,7 +53,7 @@ def rounded(x: torch.Tensor, dtype) -> torch.Tensor:
     if not lines.numel():
         return x.detach().double()
     codes, scales = ops.mx_quantize(lines.contiguous(), dtype)
-    return ops_mx.dequantized(codes, scales)[:, : x.shape[-1]].reshape(x.shape).double()
+    return scaled.dequantized(codes, scales)[:, : x.shape[-1]].reshape(x.shape).double()
 
 
 def of_quantised(x, w, dy, sizes, dtype):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -25,17 +26,31 @@ STAGED = GpuConfig((8, 1), 4, 32, 8, beside=2, strip=4, staged=2)
 
 @pytest.mark.parametrize(("kind", "format"), [("bf16", "f8E4M3FN"), ("bf16", "f4E2M1FN"), ("f16", "f4E2M1FN")])
 def test_tiles_that_come_by_copies_hold_no_registers(kind, format):
-    """Each tile is eight copies of 16 bytes a thread, started before the one ahead of it is encoded; nothing spills."""
+    """Each tile is eight copies of 16 bytes a thread, started before the one ahead of it is encoded; nothing spills.
+    Tiles that lie within X and those that do not have text of their own."""
     p = QuantizeProblem(n=4096, dtype=kind, format=format, columns=True)
     code = build(p, STAGED, sm90a)
     assert [a.name for a in code.arguments] == ["x", *outputs(p), *SCALARS]
-    assert code.text.count("cp.async.cg.shared.global") == 8 * (STAGED.staged + 1)
+    assert code.text.count("cp.async.cg.shared.global") == 2 * 8 * (STAGED.staged + 1)
     assert "ld.global" not in code.text and code.grid_most == sm90a.limits.compute_units * STAGED.beside
     assert STAGED.beside * (code.dynamic_bytes + code.shared_bytes + 1024) <= sm90a.limits.shared_bytes + 1024
     if find_ptxas():
         assert code.spills == 0 and code.binary[:4] == b"\x7fELF"
     assert CodeObject.from_bytes(code.to_bytes()) == code
     assert build_from_json(p, STAGED.key(), "sm90a") == code
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(True, False), (False, True), (True, True)])
+def test_scales_alone_stay_in_l2(rows, columns):
+    """Each scale is a byte of a sector that several threads and workgroups fill; codes leave as whole lines."""
+    p = replace(BOTH, rows=rows, columns=columns)
+    config = default(p, sm90a)
+    assert config.kept
+    hinted, plain = (build(p, replace(config, kept=kept), sm90a).text for kept in (True, False))
+    stores = lambda text: re.findall(r"st\.global(\.L2::cache_hint)?(?:\.v\d)?\.([bu]\d+)", text)
+    assert {kind for hint, kind in stores(hinted) if hint} == {"b8"}
+    assert all(kind not in ("b8", "u8") for hint, kind in stores(hinted) if not hint)
+    assert not any(hint for hint, _ in stores(plain)) and len(stores(plain)) == len(stores(hinted))
 
 
 @pytest.mark.parametrize(("change", "words"), [

@@ -112,7 +112,7 @@ def test_interleaved_tiles_are_offered_whatever_k():
 @pytest.mark.parametrize("cfg", [
     ScaledConfig(32, 64, 512, 2, (1, 2), k_waves=2),
     ScaledConfig(64, 64, 128, 2, (2, 2), split_k=2),
-    ScaledConfig(16, 32, 512, 3, (1, 2)),
+    ScaledConfig(16, 32, 512, 5, (1, 2)),
 ], ids=str)  # fmt: skip
 def test_few_rows(cfg):
     run(ScaledGemmProblem(n=96, k=3072, bias="row"), cfg, 17)

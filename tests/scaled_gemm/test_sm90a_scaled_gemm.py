@@ -15,7 +15,8 @@ from templates.gemm.sm90a_config import Sm90aConfig as Config
 from templates.scaled_gemm.arguments import SCALARS, pointers
 from templates.scaled_gemm.build import build, build_from_json
 from templates.scaled_gemm.problem import ScaledGemmProblem
-from templates.scaled_gemm.sm90a import PROMOTE, SUMS_MOST, errors, limit
+from templates.scaled_gemm.sm90a import SUMS_MOST, errors, limit
+from templates.scaled_gemm.sm90a_sums import PROMOTE
 from templates.scaled_gemm.space import candidates
 
 P = ScaledGemmProblem(4096, 4096, scaling="row")
