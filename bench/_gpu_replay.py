@@ -23,11 +23,11 @@ def times_for(call_us: float) -> int:
     return max(2, min(MOST_CALLS, round(GRAPH_US / max(call_us, 1.0))))
 
 
-def graph(calls: Sequence[Callable[[], Any]], times: int) -> torch.cuda.CUDAGraph:
-    """So many calls, in turn of those given."""
+def graph(calls: Sequence[Callable[[], Any]], times: int, pool: Any = None) -> torch.cuda.CUDAGraph:
+    """So many calls, in turn of those given. pool: of `graph_of`."""
     calls[0]()
     torch.cuda.synchronize()
-    return graph_of([calls[i % len(calls)] for i in range(times)])
+    return graph_of([calls[i % len(calls)] for i in range(times)], pool)
 
 
 def elapsed(run: Callable[[], Any]) -> float:
@@ -40,10 +40,10 @@ def elapsed(run: Callable[[], Any]) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-def repeated(call: Callable[[], Any], guess_us: float) -> tuple[torch.cuda.CUDAGraph, int]:
-    """(a graph of several calls on the same operands, how many). guess_us: about what one takes."""
+def repeated(call: Callable[[], Any], guess_us: float, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, int]:
+    """(a graph of several calls on the same operands, how many). guess_us: about what one takes; pool: of `graph_of`"""
     times = times_for(guess_us)
-    return graph([call], times), times
+    return graph([call], times, pool), times
 
 
 def replay_us(graphs: list[tuple[torch.cuda.CUDAGraph, int]], rounds: int = ROUNDS) -> list[float]:

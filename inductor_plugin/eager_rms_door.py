@@ -60,17 +60,10 @@ class GpuRMSNorm:
         if p.why_not(self.device):
             aten()
             return None
-        case = self.case(p)
-
-        def serve():
-            may = not torch.cuda.is_current_stream_capturing()
-            decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, number), may)
-            if decided is not None:
-                self._use(p, eager_gate.won(decided)[p.direction], decided.artefact, put, number)
-            elif for_good:
-                aten()
-
-        return eager_gate.settled(f"rms_norm of {rows} x {width}", serve, aten)
+        case, may = self.case(p), not torch.cuda.is_current_stream_capturing()
+        measure = lambda: self._measure(case, p, put, number)
+        use = lambda won: self._use(p, eager_gate.won(won)[p.direction], won.artefact, put, number)
+        return eager_gate.served(f"rms_norm of {rows} x {width}", case, measure, use, aten, may)
 
     def case(self, p: RMSNormProblem) -> Any:
         """The tuning cache's key; the same as where Python looks calls up."""

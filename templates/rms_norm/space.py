@@ -22,6 +22,7 @@ THREADS_ONCE = 512  # that share such a row
 STAY_ONCE = (0, 1, 2)  # workgroups a unit that stay then; 0: one a row
 FIRST_BESIDE_ONCE = 2  # of the others that are tried beside those
 FEW_ROWS = 1.0  # rows a compute unit: with fewer, units idle
+ALONE_ROWS = 4  # up to which one workgroup may take them all, backward: a second launch takes longer
 OTHER_REGISTERS, STREAMED_REGISTERS = 15, 48  # addresses, sums, the vector that is being worked on
 STREAMED_VECTORS = 4  # a thread, where rows are read twice
 SLICE_BYTES = 8 * 1024  # of a row, at least: less is read in a fraction of a launch's time
@@ -108,7 +109,12 @@ def _once(p: RMSNormProblem, limits):
 def _held(p: RMSNormProblem, limits):
     """Configurations with rows in registers, best guess first."""
     vector, best = p.widest_vector, _threads(p, limits)
-    for threads in dict.fromkeys((best, min(2 * best, limits.max_workgroup), max(1, best // 2))):
+    choices = dict.fromkeys((best, min(2 * best, limits.max_workgroup), max(1, best // 2)))
+    if p.weight_gradient and p.rows_hint <= ALONE_ROWS:
+        for threads in dict.fromkeys(max(limits.lanes, min(n * best, limits.max_workgroup)) for n in (2, 1)):
+            yield GpuConfig(threads, 1, vector, parts=1, ahead=False, sums=True)
+        choices = {best: None}
+    for threads in choices:
         rows = max(1, WORKGROUP_LEAST // threads)
         for parts in _parts(p, limits, threads * rows):
             ahead = parts == _resident(limits, threads * rows, STAY_AHEAD)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flykernels.dtypes import f32
 from templates.gemm.space import Candidate, Dropped, Space
 
 from .access import WIDEST, vector_of
 from .arguments import MOST_SPLIT_ROWS
 from .config import TopKConfig
+from .gpu_merge import most_parts
 from .gpu_shared import Sizes
 from .problem import MOST_K, TopKProblem
 
@@ -42,6 +45,8 @@ def configurations(p: TopKProblem, target) -> Space:
             families = ("rounds", "rows") if p.k <= ROUNDS_K else ("rows",)
             for family in families if few else reversed(families):  # rounds: less latency, more instructions
                 config = _short(p, family, lanes)
+                if family == "rows" and lanes < getattr(target, "write_banks", 0):
+                    continue  # another row's lanes would write at the same time, and want the same banks
                 if p.width <= config.most_width and config.elements * f32.bytes <= SHORT_BYTES:
                     offer(config, f"{lanes} lanes hold a row of up to {config.most_width} elements")
     for config, reason in _select(p, target) if p.k > MIDDLE_K else _block(p, target):
@@ -111,6 +116,7 @@ def _select(p: TopKProblem, target):
 def _selects(p: TopKProblem, most_k: int, threads: int, elements: int, groups: int, parts: int, held: bool = False):
     resident, width = max(1, THREADS // threads), threads * elements if held else 0
     config = TopKConfig("select", most_k, width, threads, 1, elements, groups, resident, parts > 1, parts)
+    config = replace(config, parts=min(parts, most_parts(config)))
     if held:
         return config, f"{threads} threads hold a row of up to {width} elements"
     return config, f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time"

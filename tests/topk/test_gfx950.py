@@ -170,6 +170,23 @@ def test_loads_are_wide_and_coalesced_and_lds_has_no_conflicts(dtype, shape):
         assert seen["conflicts"] == 0 < seen["lds"] or config.family == "rounds"
 
 
+@pytest.mark.parametrize("width, k, dtype", [(128, 6, "f32"), (250, 16, "f32"), (256, 8, "bf16"), (1000, 11, "f16")])
+def test_lds_has_no_conflicts_whatever_is_in_short_rows(width, k, dtype):
+    """Where a candidate goes depends on the data; which banks are wanted together does not."""
+    offered = [c.config for c in configurations(TopKProblem(4096, width, k, dtype), gfx950).kept]
+    config = next(c for c in offered if c.family == "rows")
+    here = config.workgroup_size // config.lanes
+    for seed, kind in enumerate((*KINDS, "normal", "special")):
+        seen = counters(TopKProblem(here, width, k, dtype), config, data(kind, here, width, seed), pad=-width % 8)
+        assert seen["conflicts"] == 0 < seen["lds"], kind
+
+
+@pytest.mark.parametrize("kind", ["descending", "constant", "few", "late"])
+def test_lds_has_no_conflicts_whatever_is_in_long_rows(kind):
+    seen = counters(TopKProblem(1, 8192, 100), BLOCK, data(kind, 1, 8192))
+    assert seen["conflicts"] == 0 < seen["lds"]
+
+
 @pytest.mark.parametrize("family", ["rows", "rounds", "block", "held", "select"])
 def test_the_timing_model_takes_every_family(family):
     """Waves part and meet again, and some end early."""
