@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bench._gpu_replay import graph, replay_us, times_for
+from bench._gpu_replay import lasting, replay_us
 from flykernels.launch.current import Launcher
 from flykernels.targets import sm90a
 from templates.topk.arguments import scalar_values
@@ -74,9 +74,4 @@ def measure(x, p: TopKProblem, configs: list[TopKConfig], torch_too: bool = True
     ways = [[ours(p, c, b, values, indices) for b in inputs] for c in configs]
     if torch_too:
         ways.append([lambda b=b: torch.topk(b, p.k, dim=-1, largest=p.largest) for b in inputs])
-    made = []
-    for calls in ways:
-        (once,) = replay_us([(graph(calls, 1), 1)], 2)
-        n = times_for(once)
-        made.append((graph(calls, n), n))
-    return replay_us(made, rounds)
+    return replay_us([lasting(calls) for calls in ways], rounds)

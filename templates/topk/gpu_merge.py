@@ -83,36 +83,31 @@ def read(shared: Shared, at: Value, inside: Value, memory: View) -> Value:
 
 
 def take_in_turn(shared: Shared, lists: View, parts: Value) -> None:
-    """To the board: what is among the best, all lists' firsts first."""
+    """To the board: what is among the best, all lists' firsts first, until no list's next one can be."""
     k, want, threads = shared.k, shared.want, shared.config.workgroup_size
-    thread, none = k.thread.to(u32), number(0)
+    thread, none, batch_size = k.thread.to(u32), number(0), MERGED * threads
 
     @k.repeat(
         carry=(none, none, none, none, number(1)), going=lambda s: (s[0] < want * parts) & (s[4] > 0)
-    )  # number of the batch's first, what must be beaten (key, position), the tally's slot, threads with something
+    )  # number of the batch's first, what must be beaten (key, position), the tally's slot, threads with hope
     def _(s):
         first, limit, position, slot, _ = s
-        places = [first + thread + j * threads for j in range(MERGED)]
-        batch = [read(shared, at, at < want * parts, lists) for at in places]
-        wanted = [reaches(key_of(e), e.to(u32), limit, position) & (key_of(e) > 0) for e in batch]
+        places = [thread + j * threads for j in range(MERGED)]  # in the batch
+        batch = [read(shared, first + at, first + at < want * parts, lists) for at in places]
         shared.searches.clear()
-        n = shared.hits.count(reduce(lambda a, b: a | b, wanted), slot)
+        for e in batch:
+            shared.board.add(e, reaches(key_of(e), e.to(u32), limit, position) & (key_of(e) > 0))
+        k.barrier()
+        count = shared.board.count  # as soon as there are enough, something is known to beat
 
-        @k.when(n > 0, carry=(limit, position))
-        def limits(limits):
-            for e, w in zip(batch, wanted):
-                shared.board.add(e, w)
-            k.barrier()
+        @k.when((count > shared.kept) | ((limit < 1) & (count >= want)), carry=(limit, position))
+        def limits(_):
+            return shared.cut()
 
-            count = shared.board.count  # as soon as there are enough, something is known to beat
-
-            @k.when((count > shared.kept) | ((limit < 1) & (count >= want)), carry=limits)
-            def cut(_):
-                return shared.cut()
-
-            return cut
-
-        return first + MERGED * threads, *limits, shared.hits.next_slot(slot), n
+        # the last one read of each list: those that follow it are worse
+        last = [(at + parts >= batch_size) & reaches(key_of(e), e.to(u32), *limits) for at, e in zip(places, batch)]
+        n = shared.hits.count(reduce(lambda a, b: a | b, last), slot)
+        return first + batch_size, *limits, shared.hits.next_slot(slot), n
 
 
 def take_blocks(shared: Shared, lists: View, parts: Value) -> None:

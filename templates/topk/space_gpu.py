@@ -18,7 +18,7 @@ SHORT_K, MIDDLE_K = 16, 128  # classes of k: a lane's candidates in "rows"; what
 ROUNDS_K = 8  # up to here looking for the best k times is short
 SHORT_LANES = (32, 16)  # that hold a row; both are less than a wave
 SHORT_BYTES = 128  # of a row in one lane's registers, as f32
-SHORT_WORKGROUP = 128  # threads
+SHORT_WAVES = 2  # of a workgroup
 THREADS = 1024  # of resident workgroups on a compute unit, with 64 registers each
 LOADS = 4  # of 16 bytes that a thread has in flight
 ENTRY = 8  # bytes of a candidate
@@ -44,7 +44,7 @@ def configurations(p: TopKProblem, target) -> Space:
         for lanes in SHORT_LANES if few else reversed(SHORT_LANES):
             families = ("rounds", "rows") if p.k <= ROUNDS_K else ("rows",)
             for family in families if few else reversed(families):  # rounds: less latency, more instructions
-                config = _short(p, family, lanes)
+                config = _short(p, family, lanes, SHORT_WAVES * target.lanes)
                 if family == "rows" and lanes < getattr(target, "write_banks", 0):
                     continue  # another row's lanes would write at the same time, and want the same banks
                 if p.width <= config.most_width and config.elements * f32.bytes <= SHORT_BYTES:
@@ -59,15 +59,15 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _short(p: TopKProblem, family: str, lanes: int) -> TopKConfig:
+def _short(p: TopKProblem, family: str, lanes: int, threads: int) -> TopKConfig:
     elements = max(vector_of(p), power_of_two(-(-p.width // lanes)))
-    return TopKConfig(family, SHORT_K, elements * lanes, SHORT_WORKGROUP, lanes, elements)
+    return TopKConfig(family, SHORT_K, elements * lanes, threads, lanes, elements)
 
 
-def parts_of(p: TopKProblem, target, chunk: int) -> int:
-    """Workgroups a row: one for each chunk, if the device has so many compute units for it."""
-    units = target.limits.compute_units
-    return max(1, min(units // p.rows, -(-p.width // chunk))) if p.rows <= MOST_SPLIT_ROWS else 1
+def parts_of(p: TopKProblem, target, chunk: int, beside: int = 1) -> int:
+    """Workgroups a row: one for each chunk, if the device has room for so many. beside: on a compute unit."""
+    room = beside * target.limits.compute_units
+    return max(1, min(room // p.rows, -(-p.width // chunk))) if p.rows <= MOST_SPLIT_ROWS else 1
 
 
 def _block(p: TopKProblem, target):
@@ -85,6 +85,10 @@ def _block(p: TopKProblem, target):
         for n, some in ((most // 2, elements), (most // 4, elements), (most // 4, elements // 2)):
             if some >= vector_of(p):
                 yield _blocks(p, most_k, n, some, parts_of(p, target, n * some))
+        n, some = most // 2, elements  # of long rows: one workgroup computes while the other one's chunk is on its way
+        parts = parts_of(p, target, n * some), parts_of(p, target, n * some, THREADS // n)
+        if parts[1] > parts[0]:
+            yield _blocks(p, most_k, n, some, parts[1])
         return
     short, many = p.width <= most * elements // 2, p.rows >= 8 * units
     for n in ((128, 256) if short else (256, 128)) if many else ((256, 512) if short else (512, 256)):

@@ -211,6 +211,14 @@ def test_atens_slots_and_messages(driver):
         torch.topk(x, 4, out=(torch.empty(5, 4), torch.empty(5, 4).long()))
 
 
+def test_short_rows_are_not_read_in_vectors(driver):
+    """Though they begin at multiples of a vector's size: the last one ends before its vector does."""
+    for width, misaligned in ((3, True), (4, False)):
+        x = draw(5, 4)[:, :width]
+        same(call(x, 2), aten(driver, x, 2))
+        assert bool(driver.asked[-1][2] >> torch_door.MISALIGNED_BIT & 1) == misaligned
+
+
 def test_another_device_is_made_current(driver):
     driver.current = 0
     call(draw(5, 80), 3)

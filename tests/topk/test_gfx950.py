@@ -64,8 +64,18 @@ def test_block_in_parts(kind, largest):
 
 
 def test_parts_without_elements():
-    for parts in (3, 9):
-        run(TopKProblem(1, 130, 100), replace(BLOCK, split=True, parts=parts), data("normal", 1, 130), pad=2)
+    for width, parts, pad in ((130, 3, 2), (130, 9, 2), (4096, 7, 0)):
+        run(TopKProblem(1, width, 100), replace(BLOCK, split=True, parts=parts), data("normal", 1, width), pad=pad)
+
+
+@pytest.mark.parametrize("width, dtype", [(3, "f32"), (7, "f16")])
+def test_rows_that_are_shorter_than_a_vector(width, dtype):
+    """No byte beyond them is read; that rows begin at multiples of a vector's size does not matter."""
+    p = TopKProblem(1, width, 2, dtype)
+    assert "not read 16 at a time" in p.why_not(gfx950)
+    p = replace(p, align=p.element.bytes)
+    for c in configurations(p, gfx950).kept:
+        run(p, c.config, data("normal", 1, width))
 
 
 def test_rows_at_odd_places_and_dimensions_in_the_middle():
@@ -82,6 +92,9 @@ def test_select(kind):
 
 def test_select_in_parts_and_as_many_as_there_are():
     run(TopKProblem(1, 20001, 600), replace(SELECT, split=True, parts=2), data("normal", 1, 20001), pad=3)
+    small = TopKConfig("select", 512, 0, 256, 1, 8, 8, split=True, parts=5)
+    for kind in ("normal", "descending", "constant", "special"):  # all of it is in one part, or some in each
+        run(TopKProblem(1, 9003, 300), small, data(kind, 1, 9003), pad=1)
     run(TopKProblem(1, 1000, 1000), SELECT, data("ties", 1, 1000))
 
 
@@ -117,7 +130,8 @@ def test_few_elements_where_a_thread_sorts_several(most_k):
     seed=st.integers(0, 2**16),
 )  # fmt: skip
 def test_any_shape(rows, width, k, kind, seed):
-    run(TopKProblem(rows, width, min(k, width)), BLOCK, data(kind, rows, width, seed), pad=-width % 4)
+    p = TopKProblem(rows, width, min(k, width), align=16 if width >= 4 else 4)
+    run(p, BLOCK, data(kind, rows, width, seed), pad=-width % 4)
 
 
 @pytest.mark.parametrize("p", [
