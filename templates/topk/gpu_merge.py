@@ -170,6 +170,7 @@ def take_blocks(shared: Shared, lists: View, parts: Value) -> None:
 
             batch.append(e)
         shared.searches.clear()
+        k.barrier()  # all have asked how many there are on the board
         for e in batch:
             board.add(e, reaches(key_of(e), e.to(u32), limit, position) & (key_of(e) > 0))
         k.barrier()
