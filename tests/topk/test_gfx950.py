@@ -68,14 +68,13 @@ def test_parts_without_elements():
         run(TopKProblem(1, width, 100), replace(BLOCK, split=True, parts=parts), data("normal", 1, width), pad=pad)
 
 
-@pytest.mark.parametrize("width, dtype", [(3, "f32"), (7, "f16")])
-def test_rows_that_are_shorter_than_a_vector(width, dtype):
+def test_rows_that_are_shorter_than_a_vector():
     """No byte beyond them is read; that rows begin at multiples of a vector's size does not matter."""
-    p = TopKProblem(1, width, 2, dtype)
-    assert "not read 16 at a time" in p.why_not(gfx950)
-    p = replace(p, align=p.element.bytes)
-    for c in configurations(p, gfx950).kept:
-        run(p, c.config, data("normal", 1, width))
+    for p in (TopKProblem(1, 3, 2), TopKProblem(1, 7, 2, "f16")):
+        assert "not read 16 at a time" in p.why_not(gfx950)
+        p = replace(p, align=p.element.bytes)
+        for config in {c.config.family: c.config for c in configurations(p, gfx950).kept}.values():
+            run(p, config, data("normal", 1, p.width))
 
 
 def test_rows_at_odd_places_and_dimensions_in_the_middle():
@@ -184,13 +183,13 @@ def test_loads_are_wide_and_coalesced_and_lds_has_no_conflicts(dtype, shape):
         assert seen["conflicts"] == 0 < seen["lds"] or config.family == "rounds"
 
 
-@pytest.mark.parametrize("width, k, dtype", [(128, 6, "f32"), (250, 16, "f32"), (256, 8, "bf16"), (1000, 11, "f16")])
+@pytest.mark.parametrize("width, k, dtype", [(128, 6, "f32"), (250, 16, "f32"), (256, 8, "bf16")])
 def test_lds_has_no_conflicts_whatever_is_in_short_rows(width, k, dtype):
     """Where a candidate goes depends on the data; which banks are wanted together does not."""
     offered = [c.config for c in configurations(TopKProblem(4096, width, k, dtype), gfx950).kept]
     config = next(c for c in offered if c.family == "rows")
     here = config.workgroup_size // config.lanes
-    for seed, kind in enumerate((*KINDS, "normal", "special")):
+    for seed, kind in enumerate(KINDS):
         seen = counters(TopKProblem(here, width, k, dtype), config, data(kind, here, width, seed), pad=-width % 8)
         assert seen["conflicts"] == 0 < seen["lds"], kind
 
