@@ -85,10 +85,10 @@ def _block(p: TopKProblem, target):
         for n, some in ((most // 2, elements), (most // 4, elements), (most // 4, elements // 2)):
             if some >= vector_of(p):
                 yield _blocks(p, most_k, n, some, parts_of(p, target, n * some))
-        n, some = most // 2, elements  # of long rows: one workgroup computes while the other one's chunk is on its way
-        parts = parts_of(p, target, n * some), parts_of(p, target, n * some, THREADS // n)
-        if parts[1] > parts[0]:
-            yield _blocks(p, most_k, n, some, parts[1])
+        for n in (most // 2, most // 4):  # of long rows: some workgroups of a unit compute while others' chunks come
+            parts = parts_of(p, target, n * elements, THREADS // n)
+            if parts > parts_of(p, target, n * elements):
+                yield _blocks(p, most_k, n, elements, parts)
         return
     short, many = p.width <= most * elements // 2, p.rows >= 8 * units
     for n in ((128, 256) if short else (256, 128)) if many else ((256, 512) if short else (512, 256)):
