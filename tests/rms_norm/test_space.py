@@ -95,13 +95,14 @@ def test_few_rows_have_their_gradients_in_one_launch():
 
 
 def test_wide_rows_that_caches_do_not_hold_may_go_past_them():
-    """On sm_90a, whose code says so; rows of a narrow problem, and a gradient's, do not."""
+    """On sm_90a, whose code says so; rows of a small problem, of one much larger than L2, and a gradient's, do not."""
     wide = RMSNormProblem(16384, "f32", "f32", rows_hint=1024)
     once = [c.config for c in configurations(wide, sm90a).kept if c.config.once]
     assert {c.parts // sm90a.limits.compute_units for c in once} == {0, 1, 2}
     for p, target in (
         (wide, gfx950),
         (replace(wide, rows_hint=64), sm90a),
+        (replace(wide, rows_hint=2048), sm90a),
         (replace(wide, direction="backward"), sm90a),
     ):
         assert not any(c.config.once for c in configurations(p, target).kept)
