@@ -1,9 +1,9 @@
 """Several workgroups of one row: each leaves its k best in the workspace, in order, and the last to come takes up all.
 
-For few results ("block") the lists lie side by side, all firsts before all seconds: the best of all are near the
-beginning, and the first batch in which nothing is good enough is the last that is read. For many ("select") one list
-may hold all that is wanted, and each of them lies by itself, in blocks. The first of a block is the best of it, and as
-many blocks as surely hold enough are all that is read: their number does not depend on the data.
+They are read in batches, all firsts before all seconds: the best of all are near the beginning, and where the last one
+read of each list is not good enough, nothing that follows is. But one list may hold all that is wanted. Where that is
+much ("select"), no second batch is read, but blocks: the first of a block is the best of it, and as many blocks as
+surely hold enough are all that is read, whatever the data.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ def merge(
     threads, thread, by_blocks = cfg.workgroup_size, k.thread.to(u32), cfg.family == "select"
     counter = View(advance(workspace.pointer, row, u32), u32, (1,), (1,))
     lists = workspace.at((row * parts).to(i64) * cfg.most_k + COUNTERS // u64.bytes)
+    # of many candidates a list's lie side by side, of few those of equal rank
+    place = lambda of, rank: of * want + rank if by_blocks else rank * parts + of
+    nth = lambda i: place(i % parts, i // parts) if by_blocks else i  # of all, all firsts first
 
     def leave(rank, e):
         @k.when(rank < want)
         def _():
-            lists.put(e, part * want + rank if by_blocks else rank * parts + part)
+            lists.put(e, place(part, rank))
 
     shared.finish(leave)
 
@@ -66,9 +69,14 @@ def merge(
             counter.put(number(0), 0)
 
         if by_blocks:
-            take_blocks(shared, lists, parts)
+            _, n, _ = take_batch(shared, lists, parts, number(0), (number(0), number(0)), number(0), nth)
+
+            @k.when((n > 0) & (want * parts > MERGED * threads))
+            def _():
+                shared.board.empty()
+                take_blocks(shared, lists, parts)
         else:
-            take_in_turn(shared, lists, parts)
+            take_in_turn(shared, lists, parts, nth)
         shared.finish(visit)
 
 
@@ -82,32 +90,38 @@ def read(shared: Shared, at: Value, inside: Value, memory: View) -> Value:
     return e
 
 
-def take_in_turn(shared: Shared, lists: View, parts: Value) -> None:
-    """To the board: what is among the best, all lists' firsts first, until no list's next one can be."""
+def take_batch(shared: Shared, lists: View, parts: Value, first: Value, limits: tuple, slot: Value, nth: Callable):
+    """To the board: what of a batch is among the best. (what must be beaten from now on, how many threads have read a
+    list's last that does, the tally's slot)."""
     k, want, threads = shared.k, shared.want, shared.config.workgroup_size
-    thread, none, batch_size = k.thread.to(u32), number(0), MERGED * threads
+    batch_size = MERGED * threads
+    numbers = [k.thread.to(u32) + j * threads for j in range(MERGED)]  # in the batch
+    batch = [read(shared, nth(first + n), first + n < want * parts, lists) for n in numbers]
+    shared.searches.clear()
+    for e in batch:
+        shared.board.add(e, reaches(key_of(e), e.to(u32), *limits) & (key_of(e) > 0))
+    k.barrier()
+    count = shared.board.count  # as soon as there are enough, something is known to beat
 
-    @k.repeat(
-        carry=(none, none, none, none, number(1)), going=lambda s: (s[0] < want * parts) & (s[4] > 0)
+    @k.when((count > shared.kept) | ((limits[0] < 1) & (count >= want)), carry=limits)
+    def limits(_):
+        return shared.cut()
+
+    last = [(n + parts >= batch_size) & reaches(key_of(e), e.to(u32), *limits) for n, e in zip(numbers, batch)]
+    return limits, shared.hits.count(reduce(lambda a, b: a | b, last), slot), shared.hits.next_slot(slot)
+
+
+def take_in_turn(shared: Shared, lists: View, parts: Value, nth: Callable) -> None:
+    """To the board: what is among the best, batch after batch until no list's next one can be."""
+    none, batch_size = number(0), MERGED * shared.config.workgroup_size
+
+    @shared.k.repeat(
+        carry=(none, none, none, none, number(1)), going=lambda s: (s[0] < shared.want * parts) & (s[4] > 0)
     )  # number of the batch's first, what must be beaten (key, position), the tally's slot, threads with hope
     def _(s):
         first, limit, position, slot, _ = s
-        places = [thread + j * threads for j in range(MERGED)]  # in the batch
-        batch = [read(shared, first + at, first + at < want * parts, lists) for at in places]
-        shared.searches.clear()
-        for e in batch:
-            shared.board.add(e, reaches(key_of(e), e.to(u32), limit, position) & (key_of(e) > 0))
-        k.barrier()
-        count = shared.board.count  # as soon as there are enough, something is known to beat
-
-        @k.when((count > shared.kept) | ((limit < 1) & (count >= want)), carry=(limit, position))
-        def limits(_):
-            return shared.cut()
-
-        # the last one read of each list: those that follow it are worse
-        last = [(at + parts >= batch_size) & reaches(key_of(e), e.to(u32), *limits) for at, e in zip(places, batch)]
-        n = shared.hits.count(reduce(lambda a, b: a | b, last), slot)
-        return first + batch_size, *limits, shared.hits.next_slot(slot), n
+        limits, n, slot = take_batch(shared, lists, parts, first, (limit, position), slot, nth)
+        return first + batch_size, *limits, slot, n
 
 
 def take_blocks(shared: Shared, lists: View, parts: Value) -> None:
