@@ -90,20 +90,20 @@ def read(shared: Shared, at: Value, inside: Value, memory: View) -> Value:
     return e
 
 
-def take_batch(shared: Shared, lists: View, parts: Value, first: Value, limits: tuple, slot: Value, nth: Callable):
+def take_batch(shared: Shared, lists: View, parts: Value, first: Value, bound: tuple, slot: Value, nth: Callable):
     """To the board: what of a batch is among the best. (what must be beaten from now on, how many threads have read a
-    list's last that does, the tally's slot)."""
+    list's last that does, the tally's slot). bound: what must be beaten so far."""
     k, want, threads = shared.k, shared.want, shared.config.workgroup_size
     batch_size = MERGED * threads
     numbers = [k.thread.to(u32) + j * threads for j in range(MERGED)]  # in the batch
     batch = [read(shared, nth(first + n), first + n < want * parts, lists) for n in numbers]
     shared.searches.clear()
     for e in batch:
-        shared.board.add(e, reaches(key_of(e), e.to(u32), *limits) & (key_of(e) > 0))
+        shared.board.add(e, reaches(key_of(e), e.to(u32), *bound) & (key_of(e) > 0))
     k.barrier()
     count = shared.board.count  # as soon as there are enough, something is known to beat
 
-    @k.when((count > shared.kept) | ((limits[0] < 1) & (count >= want)), carry=limits)
+    @k.when((count > shared.kept) | ((bound[0] < 1) & (count >= want)), carry=bound)
     def limits(_):
         return shared.cut()
 
