@@ -52,7 +52,7 @@ def _on_cpu(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _on_gpu(x: torch.Tensor, k: int, dim: int) -> dict[str, Any]:
-    from bench._gpu_replay import graph, plain_us, replay_us, times_for
+    from bench._gpu_replay import lasting, plain_us, replay_us
     from bench._topk_cuda import buffers
 
     calls = [lambda b=b: torch.topk(b, k, dim) for b in buffers(x)]
@@ -60,9 +60,7 @@ def _on_gpu(x: torch.Tensor, k: int, dim: int) -> dict[str, Any]:
     for on in (False, True):
         with eager.enabled(["cuda"], on):
             calls[0]()
-            (once,) = replay_us([(graph(calls, 1), 1)], 2)
-            times = times_for(once)
-            graphs[on] = graph(calls, times), times
+            graphs[on] = lasting(calls)
     for _ in range(PLAIN_ROUNDS):
         row = {}
         for on in (False, True):

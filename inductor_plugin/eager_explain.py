@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -35,7 +35,9 @@ class Question:
     @property
     def problem(self) -> Any:
         if self.op == "topk":
-            return TopKProblem(self.rows, self.width, self.k, self.dtype, self.largest)
+            p = TopKProblem(self.rows, self.width, self.k, self.dtype, self.largest)
+            short = self.width * p.element.bytes < p.align
+            return replace(p, align=p.element.bytes) if short else p
         return RMSNormProblem(self.width, self.dtype, self.weight_dtype, rstd=True, rows_hint=self.rows)
 
     def case(self) -> dict:

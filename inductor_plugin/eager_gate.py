@@ -125,6 +125,22 @@ def settled(what: str, serve: Callable[[], None], aten: Callable[[], None]) -> s
     return None
 
 
+def served(
+    what: str, key: Key, measure: Callable[[], Entry], use: Callable[[Timing], None], aten: Callable[[], None],
+    may_measure: bool = True,
+) -> str | None:  # fmt: skip
+    """`decide` for a door, `settled`: use(the winner's record), or aten()."""
+
+    def serve() -> None:
+        decided, for_good = decide(key, measure, may_measure)
+        if decided is not None:
+            use(decided)
+        elif for_good:
+            aten()
+
+    return settled(what, serve, aten)
+
+
 def _missed(key: Key) -> None:
     """Notes what the cache does not know, unless a warmup asks."""
     if asked.listener() is None:

@@ -108,20 +108,14 @@ class CpuTopK:
             aten()
             return None
         case = eager_gate.key_for("topk", "topk", case_of(p), self.device)
+        measure = lambda: self._measure(case, p, put, threads)
+        use = lambda won: self._use(p, eager_gate.won(won), won.artefact, put, threads)
+        return eager_gate.served(f"top {k} of {width}", case, measure, use, aten)
 
-        def serve():
-            decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, threads))
-            if decided is not None:
-                self._use(p, decided.config, decided.artefact, put, threads)
-            elif for_good:
-                aten()
-
-        return eager_gate.settled(f"top {k} of {width}", serve, aten)
-
-    def _use(self, p: TopKProblem, config: dict | None, artefact: str | None, put: Callable, threads: int) -> None:
+    def _use(self, p: TopKProblem, config: dict, artefact: str | None, put: Callable, threads: int) -> None:
         from flykernels.launch import host
 
-        config_ = chosen(p, self.device, config or {}, threads)
+        config_ = chosen(p, self.device, config, threads)
         (code,) = eager_code.codes_for("topk", p, config_.key(), self.device.target, artefact)
         kernel = _kernels.get(code.digest) or _kernels.setdefault(code.digest, host.load(code))
         split = config_.parts * slot_bytes(config_) if config_.split else 0
@@ -338,7 +332,7 @@ def call_of(x: Any, k: int, dim: int, largest: bool) -> tuple[TopKProblem, dict,
     if n_inner == 1 and along == 1:
         row = outer_stride if n_outer > 1 else width
         low = x.data_ptr() | row * size
-        align = WIDE if low % WIDE == 0 else size
+        align = WIDE if low % WIDE == 0 and width * size >= WIDE else size
         p = TopKProblem(rows, width, k, NAMES[x.dtype], largest, align=align)
         return p, {"x": (row,), "values": (k,), "indices": (k,)}, 1
     p = TopKProblem(rows, width, k, NAMES[x.dtype], largest, layout="any", align=size)

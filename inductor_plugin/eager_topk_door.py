@@ -73,16 +73,10 @@ class DoorTopK:
             aten()
             return None
         case = eager_gate.key_for("topk", "topk", case_of(p), self.device)
-
-        def serve():
-            may = not torch.cuda.is_current_stream_capturing()
-            decided, for_good = eager_gate.decide(case, lambda: self._measure(case, p, put, number), may)
-            if decided is not None:
-                self._use(p, eager_gate.won(decided), decided.artefact, put, number)
-            elif for_good:
-                aten()
-
-        return eager_gate.settled(f"top {k} of {width}", serve, aten)
+        may = not torch.cuda.is_current_stream_capturing()
+        measure = lambda: self._measure(case, p, put, number)
+        use = lambda won: self._use(p, eager_gate.won(won), won.artefact, put, number)
+        return eager_gate.served(f"top {k} of {width}", case, measure, use, aten, may)
 
     def _use(self, p: TopKProblem, config: dict, artefact: str | None, put: Callable, number: int) -> None:
         won = chosen(p, self.device, config, 1)

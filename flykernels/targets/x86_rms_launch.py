@@ -9,8 +9,8 @@ which of HOST_FORMS they are.
 
 from __future__ import annotations
 
-from ..launch import torch_door as door
 from ..launch.torch_door import RmsHostWords, RmsWords
+from . import x86_gpu_launch as launch
 from .x86_door import call, constants, fold, put, room, word
 from .x86_rms_tensors import Word
 
@@ -23,23 +23,15 @@ HOST_FORMS = ((8, 3), (9, 4), (9, None), (10, None), (12, None))
 
 def gpu(device_type: int) -> str:
     """The launch on torch's current stream of the call's device."""
-    one_launch = lambda n, function, grid, down, threads: call(
-        f"%launched{n}", "launch", f"%{function}: !llvm.ptr, %{grid}: i32, %{down}: i32, %single: i32, "
-        f"%{threads}: i32, %single: i32, %single: i32, %none: i32, %stream: !llvm.ptr, %places: !llvm.ptr, "
-        "%null: !llvm.ptr",
-    )  # fmt: skip
     return f"""
-  llvm.func internal @norm_run(%slot: !llvm.ptr, %call: !llvm.ptr, %values: !llvm.ptr, %count: i64, %rows_at: i64,
+  llvm.func internal @norm_run(%slot: !llvm.ptr, %call: !llvm.ptr, %values: !llvm.ptr, %count_: i64, %rows_at: i64,
                                %parts_at: i64, %threads_: i64) -> i1 {{
-    {room("stream_", "here_", "guard_", "space_", "size_", "stride_", "space_at_")}
+    {room(*launch.ROOM, "space_", "size_", "stride_", "space_at_")}
     {constants(zero=0, one=1, values_most=VALUES_MOST)}
-    %none = llvm.mlir.constant(0 : i32) : i32
-    %single = llvm.mlir.constant(1 : i32) : i32
+    {launch.CONSTANTS}
     %byte = llvm.mlir.constant({BYTE} : i32) : i32
     %type = llvm.mlir.constant({device_type} : i32) : i32
-    %null = llvm.mlir.zero : !llvm.ptr
     %places = llvm.alloca %values_most x i64 : (i64) -> !llvm.ptr
-    llvm.store %zero, %here_ : i64, !llvm.ptr
     {word("%rows", "%values", "%rows_at")}
     {word("%device", "%call", Word.DEVICE.value)}
     {word("%function", "%slot", RmsWords.FUNCTION.value, "!llvm.ptr")}
@@ -59,15 +51,7 @@ def gpu(device_type: int) -> str:
     %parts = llvm.intr.umin(%tiles, %most) : (i64, i64) -> i64
     {put("%parts", "%values", "%parts_at")}
     %device32 = llvm.trunc %device : i64 to i32
-    {call("%r0", door.CURRENT, "%here_: !llvm.ptr")}
-    %here = llvm.load %here_ : !llvm.ptr -> i32
-    %at_home = llvm.icmp "eq" %here, %device32 : i32
-    llvm.cond_br %at_home, ^space(%null : !llvm.ptr), ^away
-  ^away:
-    {call("%r1", "aoti_torch_create_device_guard", "%device32: i32, %guard_: !llvm.ptr")}
-    %guarded = llvm.icmp "eq" %r1, %none : i32
-    %guard1 = llvm.load %guard_ : !llvm.ptr -> !llvm.ptr
-    llvm.cond_br %guarded, ^space(%guard1 : !llvm.ptr), ^no
+    {launch.on_device("%device32", "^space", "^no")}
   ^no:
     %false = llvm.mlir.constant(false) : i1
     llvm.return %false : i1
@@ -93,22 +77,14 @@ def gpu(device_type: int) -> str:
     {call("%r3", "aoti_torch_get_data_ptr", "%space1: !llvm.ptr, %space_at_: !llvm.ptr")}
     llvm.br ^list(%space1 : !llvm.ptr)
   ^list(%space: !llvm.ptr):
-    llvm.br ^place(%zero : i64)
-  ^place(%i: i64):
-    %more = llvm.icmp "ult" %i, %count : i64
-    llvm.cond_br %more, ^value, ^go
-  ^value:
-    %value = llvm.getelementptr %values[%i] : (!llvm.ptr, i64) -> !llvm.ptr, i64
-    {put("%value", "%places", "%i", "!llvm.ptr")}
-    %i2 = llvm.add %i, %one : i64
-    llvm.br ^place(%i2 : i64)
+    llvm.br ^place(%zero, %count_ : i64, i64)
+    {launch.place("%values", "^go")}
   ^go:
-    {put("%space_at_", "%places", "%count", "!llvm.ptr")}
-    {call("%r4", door.STREAM, "%device32: i32, %stream_: !llvm.ptr")}
-    %stream = llvm.load %stream_ : !llvm.ptr -> !llvm.ptr
+    {put("%space_at_", "%places", "%count_", "!llvm.ptr")}
+    {launch.stream("%r4", "%device32")}
     %grid = llvm.trunc %parts : i64 to i32
     %threads32 = llvm.trunc %threads : i64 to i32
-    {one_launch(1, "function", "grid", "single", "threads32")}
+    {launch.launched("%launched1", "%function", "%grid", "%single", "%threads32")}
     {fold("or", "%status", "%r4", "%launched1", kind="i32")}
     %took = llvm.icmp "eq" %status, %none : i32
     %several = llvm.icmp "ne" %second, %null : !llvm.ptr
@@ -119,14 +95,14 @@ def gpu(device_type: int) -> str:
     %threads232 = llvm.trunc %threads2 : i64 to i32
     %more3 = llvm.icmp "ne" %third, %null : !llvm.ptr
     %down2 = llvm.select %more3, %grid, %single : i1, i32
-    {one_launch(2, "second", "grid232", "down2", "threads232")}
+    {launch.launched("%launched2", "%second", "%grid232", "%down2", "%threads232")}
     %took2 = llvm.icmp "eq" %launched2, %none : i32
     %on = llvm.and %took2, %more3 : i1
     llvm.cond_br %on, ^last, ^leave(%launched2, %space : i32, !llvm.ptr)
   ^last:
     %grid332 = llvm.trunc %grid3 : i64 to i32
     %threads332 = llvm.trunc %threads3 : i64 to i32
-    {one_launch(3, "third", "grid332", "single", "threads332")}
+    {launch.launched("%launched3", "%third", "%grid332", "%single", "%threads332")}
     llvm.br ^leave(%launched3, %space : i32, !llvm.ptr)
   ^leave(%said: i32, %held: !llvm.ptr):
     %empty = llvm.icmp "eq" %held, %null : !llvm.ptr
@@ -135,11 +111,7 @@ def gpu(device_type: int) -> str:
     {call("%r5", "aoti_torch_delete_tensor_object", "%held: !llvm.ptr")}
     llvm.br ^unguard
   ^unguard:
-    %free = llvm.icmp "eq" %guard, %null : !llvm.ptr
-    llvm.cond_br %free, ^done, ^leave_guard
-  ^leave_guard:
-    {call("%r6", "aoti_torch_delete_device_guard", "%guard: !llvm.ptr")}
-    llvm.br ^done
+    {launch.given_back("^done")}
   ^done:
     %fine = llvm.icmp "eq" %said, %none : i32
     llvm.return %fine : i1

@@ -64,6 +64,9 @@ def rows(gpu: int | None = None) -> str:
     types = door.LOG2_BYTES if gpu is None else door.FLOATS
     asked = ["nd", "dt", "sz", "st", *(["dev", "kind"] if gpu is not None else [])]
     here = ["%xkind eq %kind"] if gpu is not None else []
+    at_once = """%wants = llvm.icmp "ne" %k, %zero : i64
+    llvm.cond_br %wants, ^asked, ^no
+  ^asked:"""  # two empty results cost a GPU's door more than ATen, which needs no kernel for them either
     return f"""
   llvm.func internal @rows(%h: !llvm.ptr, %k: i64, %dim: i64, %largest: i64, %call: !llvm.ptr) -> i64 {{
     {room_to_ask("x", *asked)}
@@ -74,6 +77,7 @@ def rows(gpu: int | None = None) -> str:
     %outer_ = llvm.alloca %three x i64 : (i64) -> !llvm.ptr
     %inner_ = llvm.alloca %three x i64 : (i64) -> !llvm.ptr
     %front_ = llvm.alloca %three x i64 : (i64) -> !llvm.ptr
+    {at_once if gpu is not None else ""}
     {ask("%h", "x", *asked)}
     {element("x", "%xdt", types)}
     %back = llvm.icmp "slt" %dim, %zero : i64
@@ -126,7 +130,7 @@ def rows(gpu: int | None = None) -> str:
     %is_two = llvm.icmp "ne" %two, %zero : i64
     %out_along = llvm.select %is_two, %one, %inner_rows : i1, i64
     %out_inner = llvm.select %is_two, %k, %one : i1, i64
-    {_distances()}
+    {_distances(gpu is not None)}
     {_code(gpu is not None)}
     {fill("%call", {
         Word.ADDRESS: "%address", Word.ROWS: "%rows", Word.WIDTH: "%width", Word.STRIDE: "%stride", Word.CODE: "%code",
@@ -158,8 +162,15 @@ def _at_two_distances() -> str:
         : i64, i64, i64, i64, i64, i64, i64, i64)"""
 
 
-def _distances() -> str:
-    """%stride; %anywhere: whether a row's elements lie apart; %misaligned; %span."""
+def _distances(gpu: bool) -> str:
+    """%stride; %anywhere: whether a row's elements lie apart; %misaligned; %span. On a GPU a row that is shorter than a
+    vector counts as misaligned: it is not read in vectors."""
+    short = """
+    %vector = llvm.add %low, %one : i64
+    %width_bytes = llvm.shl %width, %xshift : i64
+    %is_short = llvm.icmp "ult" %width_bytes, %vector : i64
+    %narrow = llvm.zext %is_short : i1 to i64
+    %uneven_row = llvm.or %odd_row, %narrow : i64"""
     return f"""
     %one_row = llvm.icmp "eq" %outer_rows, %one : i64
     %stride = llvm.select %one_row, %width, %outer_stride : i1, i64
@@ -170,7 +181,8 @@ def _distances() -> str:
     %odd = llvm.and %both, %low : i64
     %is_odd = llvm.icmp "ne" %odd, %zero : i64
     %odd_row = llvm.zext %is_odd : i1 to i64
-    %misaligned = llvm.or %odd_row, %anywhere : i64
+    {short if gpu else "%uneven_row = llvm.or %odd_row, %zero : i64"}
+    %misaligned = llvm.or %uneven_row, %anywhere : i64
     %n0 = llvm.sub %outer_rows, %one : i64
     %n1 = llvm.sub %inner_rows, %one : i64
     %n2 = llvm.sub %width, %one : i64

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from ..launch import torch_door as door
 from ..launch.torch_door import TopkGpuWords
-from .x86_door import call, constants, put, pythons, room, strings, take
+from . import x86_gpu_launch as gpu
+from .x86_door import constants, put, pythons, room, strings, take
 from .x86_topk_call import Word
 
 PYTHONS = {"topk": "flykernels::_topk", "topk_values": "flykernels::_topk_values"}  # operators of Python's
@@ -54,14 +55,11 @@ def launch() -> str:
   llvm.func internal @launch(
     %slot: !llvm.ptr, %call: !llvm.ptr, %values: !llvm.ptr, %indices: !llvm.ptr, %k: i64
   ) -> i1 {{
-    {room("stream_", "here_", "guard_")}
+    {room(*gpu.ROOM)}
     {constants(zero=0, one=1, any_bit=1 << door.ANY_BIT, most=APART, in_rows=IN_ROWS)}
-    %null = llvm.mlir.zero : !llvm.ptr
-    %none = llvm.mlir.constant(0 : i32) : i32
-    %single = llvm.mlir.constant(1 : i32) : i32
+    {gpu.CONSTANTS}
     %words = llvm.alloca %most x i64 : (i64) -> !llvm.ptr
     %places = llvm.alloca %most x i64 : (i64) -> !llvm.ptr
-    llvm.store %zero, %here_ : i64, !llvm.ptr
     {take("%call", "!llvm.ptr", x=Word.ADDRESS)}
     {take("%call", rows=Word.ROWS, width=Word.WIDTH, stride=Word.STRIDE, code=Word.CODE)}
     {take("%call", inner_rows=Word.INNER, along=Word.ALONG, inner=Word.INNER_STRIDE)}
@@ -77,46 +75,25 @@ def launch() -> str:
   ^apart:
     {write(pointers(apart))}
     llvm.br ^place(%zero, %most : i64, i64)
-  ^place(%i: i64, %count: i64):
-    %more = llvm.icmp "ult" %i, %count : i64
-    llvm.cond_br %more, ^value, ^where
-  ^value:
-    %value = llvm.getelementptr %words[%i] : (!llvm.ptr, i64) -> !llvm.ptr, i64
-    {put("%value", "%places", "%i", "!llvm.ptr")}
-    %i2 = llvm.add %i, %one : i64
-    llvm.br ^place(%i2, %count : i64, i64)
+    {gpu.place("%words", "^where")}
   ^where:
     {device_of("%device", "%code")}
-    {call("%r0", door.CURRENT, "%here_: !llvm.ptr")}
-    %here = llvm.load %here_ : !llvm.ptr -> i32
-    %at_home = llvm.icmp "eq" %here, %device : i32
-    llvm.cond_br %at_home, ^go(%null : !llvm.ptr), ^away
-  ^away:
-    {call("%r1", "aoti_torch_create_device_guard", "%device: i32, %guard_: !llvm.ptr")}
-    %guarded = llvm.icmp "eq" %r1, %none : i32
-    %guard1 = llvm.load %guard_ : !llvm.ptr -> !llvm.ptr
-    llvm.cond_br %guarded, ^go(%guard1 : !llvm.ptr), ^no
+    {gpu.on_device("%device", "^go", "^no")}
   ^no:
     %false = llvm.mlir.constant(false) : i1
     llvm.return %false : i1
   ^go(%guard: !llvm.ptr):
-    {call("%r2", door.STREAM, "%device: i32, %stream_: !llvm.ptr")}
-    %stream = llvm.load %stream_ : !llvm.ptr -> !llvm.ptr
+    {gpu.stream("%has_stream", "%device")}
     %up = llvm.add %rows, %together : i64
     %up1 = llvm.sub %up, %one : i64
     %groups = llvm.udiv %up1, %together : i64
     %grid = llvm.trunc %groups : i64 to i32
     %threads32 = llvm.trunc %threads : i64 to i32
     %shared32 = llvm.trunc %shared : i64 to i32
-    {call("%launched", "launch", "%function: !llvm.ptr, %grid: i32, %single: i32, %single: i32, %threads32: i32, "
-          "%single: i32, %single: i32, %shared32: i32, %stream: !llvm.ptr, %places: !llvm.ptr, %null: !llvm.ptr")}
-    %status = llvm.or %r2, %launched : i32
-    %free = llvm.icmp "eq" %guard, %null : !llvm.ptr
-    llvm.cond_br %free, ^done, ^leave_guard
-  ^leave_guard:
-    {call("%r3", "aoti_torch_delete_device_guard", "%guard: !llvm.ptr")}
-    llvm.br ^done
+    {gpu.launched("%launched", "%function", "%grid", "%single", "%threads32", "%shared32")}
+    %status = llvm.or %has_stream, %launched : i32
+    {gpu.given_back("^done")}
   ^done:
     %fine = llvm.icmp "eq" %status, %none : i32
     llvm.return %fine : i1
-  }}"""  # fmt: skip
+  }}"""

@@ -48,10 +48,15 @@ class GpuConfig:
     def workgroup_size(self) -> int:
         return self.threads_per_row * self.rows_per_workgroup
 
+    @property
+    def alone(self) -> bool:
+        """Whether one workgroup works on all rows, backward: what it has added up is the weight's gradient."""
+        return self.sums and self.parts == 1 and self.rows_per_workgroup == 1
+
     def parts_for(self, rows: int, width: int, threads: int = 1) -> int:
-        """The argument `parts`: workgroups that share the tiles of rows; none for no rows."""
+        """The argument `parts`: workgroups that share the tiles of rows; none for no rows, but one that is alone."""
         tiles = -(-rows // self.rows_per_workgroup)
-        return min(tiles, self.parts or tiles)
+        return 1 if self.alone else min(tiles, self.parts or tiles)
 
     @property
     def slots(self) -> int:

@@ -13,7 +13,7 @@ from math import gcd
 
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i32
-from flykernels.lang import Kernel, Mode, ThreadValues
+from flykernels.lang import Kernel, Mode, ThreadValues, View
 
 from .config import GpuConfig
 from .gpu_rows import arguments, layout, tiles_in_turn
@@ -27,14 +27,14 @@ SUMS_UNDER_WAY = 4  # rows of sums whose loads a thread has under way
 
 def steps(p: RMSNormProblem, cfg: GpuConfig):
     """The kernels that are launched in turn."""
-    if not p.weight_gradient:
+    if not p.weight_gradient or cfg.alone:
         return (rms_norm_backward,)
     return (rms_norm_backward, column_sums) if cfg.sums else (rms_norm_backward, weight_terms, column_sums)
 
 
 def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
     """dx = rstd (g - x rstd^2 mean(g x)) [+ dsum] with g = dy w, and with cfg.sums the sums of dy x rstd."""
-    given = arguments(k, p, cfg, workspace=p.columns if p.weight_gradient else 0)
+    given = arguments(k, p, cfg, workspace=p.columns if p.weight_gradient and not cfg.alone else 0)
     rows = layout(p, cfg)
     tile, one_a_row = k.fragment(rows, streamed=not cfg.held), k.fragment(rows.without(1))
     here = lambda name, at: given[name].tile((cfg.rows_per_workgroup, p.columns), at)
@@ -56,7 +56,9 @@ def rms_norm_backward(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 
     sums = tile.zeros(f32) if adds_up else ()
     sums = tiles_in_turn(k, cfg, given, fetch, work, sums)
-    if adds_up:
+    if cfg.alone and adds_up:
+        tile.store(one_row(given["dweight"], p), sums.to(p.weight_type))
+    elif adds_up:
         tile.store(given["workspace"].tile((cfg.rows_per_workgroup, p.columns), k.workgroup_id()), sums)
 
 
@@ -103,5 +105,9 @@ def column_sums(k: Kernel, p: RMSNormProblem, cfg: GpuConfig):
 
     @k.when(k.thread < across)
     def _():
-        dweight = replace(given["dweight"], shape=(1, p.columns), stride=(0, 1), multiple=())
-        one_a_column.store(dweight.tile((1, block), 0, column), total)
+        one_a_column.store(one_row(given["dweight"], p).tile((1, block), 0, column), total)
+
+
+def one_row(dweight: View, p: RMSNormProblem) -> View:
+    """(columns,) as (1, columns)."""
+    return replace(dweight, shape=(1, p.columns), stride=(0, 1), multiple=())

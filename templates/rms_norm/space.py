@@ -18,10 +18,13 @@ VECTORS_LEAST, VECTORS_MOST = 2, 8  # of a row that a thread holds, where thread
 STAY_AHEAD, STAY = 4, 2  # workgroups that stay fill a 4th of the wave slots where they fetch ahead, half where not
 CACHED_BYTES = 32 << 20  # of x, at most, for which workgroups that stay are the first guess: x and y in an L2 of 50 MB
 ONCE_BYTES = 16 * 1024  # of a row, from which going past the caches is tried where they do not hold all rows
+# Of x, at most: what is the first to be evicted does not displace what other kernels left in L2, which pays while some
+# of x may stay there too. Beyond that it costs 4% between other kernels, though not where the same call is repeated.
+ONCE_MOST = 64 << 20
 THREADS_ONCE = 512  # that share such a row
 STAY_ONCE = (0, 1, 2)  # workgroups a unit that stay then; 0: one a row
-FIRST_BESIDE_ONCE = 2  # of the others that are tried beside those
 FEW_ROWS = 1.0  # rows a compute unit: with fewer, units idle
+ALONE_ROWS = 4  # up to which one workgroup may take them all, backward: a second launch takes longer
 OTHER_REGISTERS, STREAMED_REGISTERS = 15, 48  # addresses, sums, the vector that is being worked on
 STREAMED_VECTORS = 4  # a thread, where rows are read twice
 SLICE_BYTES = 8 * 1024  # of a row, at least: less is read in a fraction of a launch's time
@@ -64,7 +67,7 @@ def _gpu(p: RMSNormProblem, target) -> Space:
     space, limits = Space(), target.limits
     few = p.rows_hint < FEW_ROWS * limits.compute_units
     held, once = [*_held(p, limits)], [*_once(p, limits)] if target.name == "sm90a" else []
-    for config in (*held[: FIRST_BESIDE_ONCE if once else None], *once):
+    for config in (*held, *once):
         fit = fitting(p, config, limits)
         if not fit:
             why = f"{config.workgroup_size} threads with {registers(p, config)} registers each do not fit on a unit"
@@ -95,7 +98,7 @@ def _once(p: RMSNormProblem, limits):
     row = p.columns * p.type.bytes
     if (
         p.backward
-        or p.rows_hint * row < CACHED_BYTES
+        or not CACHED_BYTES <= p.rows_hint * row <= ONCE_MOST
         or row < ONCE_BYTES
         or p.widest_vector * p.type.bytes < VECTOR_BYTES
     ):
@@ -108,7 +111,12 @@ def _once(p: RMSNormProblem, limits):
 def _held(p: RMSNormProblem, limits):
     """Configurations with rows in registers, best guess first."""
     vector, best = p.widest_vector, _threads(p, limits)
-    for threads in dict.fromkeys((best, min(2 * best, limits.max_workgroup), max(1, best // 2))):
+    choices = dict.fromkeys((best, min(2 * best, limits.max_workgroup), max(1, best // 2)))
+    if p.weight_gradient and p.rows_hint <= ALONE_ROWS:
+        for threads in dict.fromkeys(max(limits.lanes, min(n * best, limits.max_workgroup)) for n in (2, 1)):
+            yield GpuConfig(threads, 1, vector, parts=1, ahead=False, sums=True)
+        choices = {best: None}
+    for threads in choices:
         rows = max(1, WORKGROUP_LEAST // threads)
         for parts in _parts(p, limits, threads * rows):
             ahead = parts == _resident(limits, threads * rows, STAY_AHEAD)

@@ -15,9 +15,7 @@ from flykernels.mlir import llvm
 from .arguments import declared
 from .config import TopKConfig
 from .order import Order, key_of, position_of
-from .problem import TopKProblem
-
-WIDEST = 16  # bytes of one load
+from .problem import WIDEST, TopKProblem
 
 
 def vector_of(p: TopKProblem) -> int:

@@ -25,7 +25,7 @@ class TopKConfig:
     groups          "block", "select": groups of them; the best of a group speaks for it in the search for a threshold
     resident        workgroups that shall fit on a compute unit: registers are limited for it (sm_90a)
     split           a row may be given to `parts` workgroups, the last of which merges: needs a workspace
-    parts           workgroups a row, an argument of the launch
+    parts           workgroups a row, an argument of the launch ("select": gpu_merge.most_parts at most)
     threads         x86: at most so many share the rows (or parts), an argument of the launch
     """
 

@@ -73,6 +73,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         span = (width + (parts * chunk - 1)) // (parts * chunk) * chunk
         begin = minimum(part * span, vectors)
         end = minimum(begin + span, vectors)
+    nothing = select(begin < end, begin, number(0)) if cfg.split else begin  # what a part without elements reads
     size = cfg.elements // cfg.groups  # of a group
     shared = Shared(k, cfg, want)
     shared.begin()
@@ -84,7 +85,7 @@ def topk_block(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         inside: list[Value] = []
         for c, a in enumerate(at):
             first = c * vector // size * size // vector
-            inside.append(select(a < end, a, inside[first] if first < c else begin))
+            inside.append(select(a < end, a, inside[first] if first < c else nothing))
         return tuple(x.read(a, vector if vector > 1 else None) for a in inside)
 
     def take(vectors: list[Value], places: list[Value], present: list[Value], floor: Value, slot: Value):

@@ -56,14 +56,17 @@ class Board:
 
         return fold
 
+    def threshold(self, threshold: Threshold, count: Value, want: Value, most: Value) -> tuple[Value, Value]:
+        """(T, P) of the first `count` entries, as Threshold's."""
+        ties = lambda t: self.fold(lambda e: select(key_of(e).equals(t), e.to(u32), number(0)), count)
+        return threshold(self.fold(key_of, count), self.capacity, want, most, ties)
+
     def cut(self, threshold: Threshold, want: Value, most: Value) -> tuple[Value, Value]:
         """Drops candidates until between `want` and `most` are left, the best; (T, P) as Threshold's.
 
         Ends in a barrier. `threshold`'s words have been cleared, and a barrier has followed."""
         k, count = self.k, self.count
-        complement = lambda e: e.to(u32)
-        ties = lambda t: self.fold(lambda e: select(key_of(e).equals(t), complement(e), number(0)), count)
-        limit, position = threshold(self.fold(key_of, count), self.capacity, want, most, ties)
+        limit, position = self.threshold(threshold, count, want, most)
         self.empty()
 
         @k.loop(0, count, k.workgroup_size)
@@ -75,7 +78,7 @@ class Board:
                 return self.entries.get(at)
 
             k.barrier()  # what is kept lies where all have read
-            self.add(e, reaches(key_of(e), complement(e), limit, position) & (key_of(e) > 0))
+            self.add(e, reaches(key_of(e), e.to(u32), limit, position) & (key_of(e) > 0))
 
         k.barrier()
         return limit, position

@@ -2,7 +2,8 @@
 
 Each lane's best is a group's. The k-th of these is a threshold that at least k elements reach, and in most rows only a
 few more. They go to shared memory, where each finds its place by counting who is better. If equal elements overflow
-that board: k rounds of looking for the best instead.
+that board: k rounds of looking for the best instead. Where a row's candidates go depends on the data; on gfx950 there
+are no more of them than banks, and lanes of other rows write in another phase: no two lanes want one bank.
 
 Short keys leave room for the position in the same 32 bits: no two elements are equal then.
 """
@@ -13,23 +14,24 @@ from dataclasses import dataclass
 from functools import reduce
 
 from flykernels.codeobject import Extent
-from flykernels.dtypes import f32, u64
-from flykernels.lang import Kernel, Value, constant, maximum, minimum, over_lanes, select, u32
+from flykernels.dtypes import f32
+from flykernels.lang import Kernel, Value, maximum, minimum, over_lanes, select, u32
 from flykernels.layout import Layout
 
 from .access import Given, Row, vector_of, write_result
 from .config import TopKConfig
 from .gpu_search import number
-from .order import ALL, NOBODY, Order, entry, one, tree
+from .order import ALL, NOBODY, Order, entry, entry_of, one, tree
 from .problem import TopKProblem
 
 WORD = 32  # bits
 READ = 16  # bytes of shared memory that a lane reads at a time
 
 
-def room_of(cfg: TopKConfig) -> int:
-    """Candidates of one row that its board holds."""
-    return 2 * cfg.lanes
+def room_of(cfg: TopKConfig, target) -> int:
+    """Candidates of one row that its board holds: no more than there are banks that a write tells apart, where the
+    target says so."""
+    return min(2 * cfg.lanes, getattr(target, "write_banks", 2 * cfg.lanes))
 
 
 def place_bits_of(p: TopKProblem, cfg: TopKConfig) -> int:
@@ -135,6 +137,13 @@ class HeldRow:
             self.write(self.lane, self.told(found[1]))
 
 
+def better(a: list[Value], b: list[Value]) -> Value:
+    """Whether candidate a is better than b: by its key, and of equals by the position's complement, if there is one."""
+    if len(a) == 1:
+        return a[0] > b[0]
+    return (a[0] > b[0]) | (a[0].equals(b[0]) & (a[1] > b[1]))
+
+
 def topk_rounds(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     row = HeldRow.load(k, p, cfg)
     row.one_by_one(row.here)
@@ -142,7 +151,7 @@ def topk_rounds(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
 def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     row = HeldRow.load(k, p, cfg)
-    lanes, room, rows_here = cfg.lanes, room_of(cfg), cfg.workgroup_size // cfg.lanes
+    lanes, room, rows_here = cfg.lanes, room_of(cfg, k.target), cfg.workgroup_size // cfg.lanes
     lane, slot, here, want, keys, positions = row.lane, row.slot, row.here, row.want, row.keys, row.positions
 
     told = row.place_bits > 0  # keys are unequal, and candidates by themselves
@@ -152,9 +161,8 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
     best = tree(maximum, keys)
     bests = k.shared(u32, Layout((rows_here * lanes,), (1,)))
     bests.put(best, k.thread.to(u32))
-    stride = room + lanes  # two rows that are read at a time are half of all banks apart
-    kind, together = (u32, quad) if told else (u64, READ // u64.bytes)  # candidates, and how many are read at a time
-    board = k.shared(kind, Layout((rows_here * stride,), (1,)))
+    stride = 3 * lanes  # two rows that are read at a time are half of all banks apart
+    board = [k.shared(u32, Layout((rows_here * stride,), (1,))) for _ in range(1 if told else 2)]  # keys, complements
     k.barrier()
     rank = number(0)
     for i in range(0, lanes, quad):
@@ -186,13 +194,15 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
             @k.when(wanted)
             def _():
-                board.put(key if told else entry(key, at), place)
+                for words, word in zip(board, (key, at ^ ALL)):
+                    words.put(word, place)
 
             place = place + one(wanted)
 
-    @k.when((total <= room) & (lane < together - 1))
+    @k.when((total <= room) & (lane < quad - 1))
     def _():
-        board.put(constant(0, kind), at_board + total + lane)  # what else is read with the last one
+        for words in board:
+            words.put(number(NOBODY), at_board + total + lane)  # what else is read with the last one
 
     k.barrier()
 
@@ -203,17 +213,17 @@ def topk_rows(k: Kernel, p: TopKProblem, cfg: TopKConfig):
 
             @k.when(turn < total)
             def _():
-                me = board.get(at_board + turn)
+                mine = [words.get(at_board + turn) for words in board]
 
-                @k.loop(0, total, together, carry=number(0))
+                @k.loop(0, total, quad, carry=number(0))
                 def rank(j, rank):
-                    several = board.at(at_board + j.to(u32))
-                    others = several.read(several.pointer, together, READ)
-                    return reduce(lambda n, i: n + one(others[i] > me), range(together), rank)
+                    several = [words.at(at_board + j.to(u32)) for words in board]
+                    others = [v.read(v.pointer, quad, READ) for v in several]
+                    return reduce(lambda n, i: n + one(better([o[i] for o in others], mine)), range(quad), rank)
 
                 @k.when(rank < want)
                 def _():
-                    row.write(rank, row.told(me) if told else me)
+                    row.write(rank, row.told(*mine) if told else entry_of(*mine))
 
     flood = (fits ^ 1) & here
     any_row = over_lanes(k, "max", one(flood), k.target.lanes // lanes, lanes)  # of what a row's lanes share

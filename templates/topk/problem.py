@@ -11,6 +11,7 @@ CPU_DTYPES = (*DTYPES, "f64", "i64", "i32", "i16", "i8", "u8")  # all that torch
 LAYOUTS = ("last", "any")
 TARGETS = ("x86", "gfx950", "sm90a")
 MOST_K = 4096  # entries of 8 bytes that one workgroup's shared memory sorts
+WIDEST = 16  # bytes of one load
 MOST_ELEMENTS = 2**31 - 1  # an element's number in its row is a 32-bit integer
 
 
@@ -31,7 +32,7 @@ class TopKProblem:
     layout    "last": a row's elements are neighbours (rows, values and indices may lie any distance apart);
               "any": three strides each, (outer, along the row, inner), as a dimension in the middle has
     align     bytes that x's pointer and the distance between its rows are multiples of, at least an element's:
-              from 16 on rows are read with the widest loads
+              from 16 on rows are read with the widest loads, so that on GPUs they have as many bytes at least
 
     Code depends on dtype, largest, layout, align and the configuration (see `build.kernel_key`); rows, width and k say
     which configurations fit. None of a row's bytes are read outside the row.
@@ -53,7 +54,7 @@ class TopKProblem:
     @property
     def wide(self) -> bool:
         """Whether rows begin at multiples of the widest load."""
-        return self.layout == "last" and self.align % 16 == 0
+        return self.layout == "last" and self.align % WIDEST == 0
 
     def why_not(self, target) -> str | None:
         """Why no kernel of this template serves the problem on `target`, in words; None if one does."""
@@ -74,6 +75,9 @@ class TopKProblem:
         if self.align < self.element.bytes or self.align & (self.align - 1):
             least = self.element.bytes
             return f"align is {self.align}; it must be a power of two, and at least an element's {least} bytes"
+        bytes_ = self.width * self.element.bytes
+        if self.wide and bytes_ < WIDEST and target.name != "x86":
+            return f"rows of {bytes_} bytes are not read {WIDEST} at a time: align must be below {WIDEST}"
         return None
 
     def key(self) -> dict:

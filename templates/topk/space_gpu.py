@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flykernels.dtypes import f32
 from templates.gemm.space import Candidate, Dropped, Space
 
 from .access import WIDEST, vector_of
 from .arguments import MOST_SPLIT_ROWS
 from .config import TopKConfig
+from .gpu_merge import most_parts
 from .gpu_shared import Sizes
 from .problem import MOST_K, TopKProblem
 
@@ -15,7 +18,7 @@ SHORT_K, MIDDLE_K = 16, 128  # classes of k: a lane's candidates in "rows"; what
 ROUNDS_K = 8  # up to here looking for the best k times is short
 SHORT_LANES = (32, 16)  # that hold a row; both are less than a wave
 SHORT_BYTES = 128  # of a row in one lane's registers, as f32
-SHORT_WORKGROUP = 128  # threads
+SHORT_WAVES = 2  # of a workgroup
 THREADS = 1024  # of resident workgroups on a compute unit, with 64 registers each
 LOADS = 4  # of 16 bytes that a thread has in flight
 ENTRY = 8  # bytes of a candidate
@@ -41,7 +44,9 @@ def configurations(p: TopKProblem, target) -> Space:
         for lanes in SHORT_LANES if few else reversed(SHORT_LANES):
             families = ("rounds", "rows") if p.k <= ROUNDS_K else ("rows",)
             for family in families if few else reversed(families):  # rounds: less latency, more instructions
-                config = _short(p, family, lanes)
+                config = _short(p, family, lanes, SHORT_WAVES * target.lanes)
+                if family == "rows" and lanes < getattr(target, "write_banks", 0):
+                    continue  # another row's lanes would write at the same time, and want the same banks
                 if p.width <= config.most_width and config.elements * f32.bytes <= SHORT_BYTES:
                     offer(config, f"{lanes} lanes hold a row of up to {config.most_width} elements")
     for config, reason in _select(p, target) if p.k > MIDDLE_K else _block(p, target):
@@ -54,15 +59,15 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _short(p: TopKProblem, family: str, lanes: int) -> TopKConfig:
+def _short(p: TopKProblem, family: str, lanes: int, threads: int) -> TopKConfig:
     elements = max(vector_of(p), power_of_two(-(-p.width // lanes)))
-    return TopKConfig(family, SHORT_K, elements * lanes, SHORT_WORKGROUP, lanes, elements)
+    return TopKConfig(family, SHORT_K, elements * lanes, threads, lanes, elements)
 
 
-def parts_of(p: TopKProblem, target, chunk: int) -> int:
-    """Workgroups a row: one for each chunk, if the device has so many compute units for it."""
-    units = target.limits.compute_units
-    return max(1, min(units // p.rows, -(-p.width // chunk))) if p.rows <= MOST_SPLIT_ROWS else 1
+def parts_of(p: TopKProblem, target, chunk: int, beside: int = 1) -> int:
+    """Workgroups a row: one for each chunk, if the device has room for so many. beside: on a compute unit."""
+    room = beside * target.limits.compute_units
+    return max(1, min(room // p.rows, -(-p.width // chunk))) if p.rows <= MOST_SPLIT_ROWS else 1
 
 
 def _block(p: TopKProblem, target):
@@ -80,6 +85,10 @@ def _block(p: TopKProblem, target):
         for n, some in ((most // 2, elements), (most // 4, elements), (most // 4, elements // 2)):
             if some >= vector_of(p):
                 yield _blocks(p, most_k, n, some, parts_of(p, target, n * some))
+        for n in (most // 2, most // 4):  # of long rows: some workgroups of a unit compute while others' chunks come
+            parts = parts_of(p, target, n * elements, THREADS // n)
+            if parts > parts_of(p, target, n * elements):
+                yield _blocks(p, most_k, n, elements, parts)
         return
     short, many = p.width <= most * elements // 2, p.rows >= 8 * units
     for n in ((128, 256) if short else (256, 128)) if many else ((256, 512) if short else (512, 256)):
@@ -111,6 +120,7 @@ def _select(p: TopKProblem, target):
 def _selects(p: TopKProblem, most_k: int, threads: int, elements: int, groups: int, parts: int, held: bool = False):
     resident, width = max(1, THREADS // threads), threads * elements if held else 0
     config = TopKConfig("select", most_k, width, threads, 1, elements, groups, resident, parts > 1, parts)
+    config = replace(config, parts=min(parts, most_parts(config)))
     if held:
         return config, f"{threads} threads hold a row of up to {width} elements"
     return config, f"{parts} workgroups of {threads} threads a row, {elements} elements a thread at a time"

@@ -134,8 +134,8 @@ class Scan:
 
         return self.cut_if_full(last)
 
-    def gathered(self, row: Row, begin: Value, end: Value, state):
-        """The same of a row with strides."""
+    def gathered(self, row: Row, begin: Value, end: Value, state, prime: bool = False):
+        """The same of a row with strides. prime: the first bound is taken from what is brought together first."""
         k, element = self.k, self.order.number
         buffer = k.private(element, GATHERED)
         near = Row(buffer, 1, element.bytes)
@@ -149,7 +149,11 @@ class Scan:
             def _(i):
                 buffer.put(row.read(first + i.to(u32)).to(element), i)
 
-            return self.over(near, number(0), count, s, first)
+            @k.when(first.equals(begin) if prime else False, carry=s)
+            def bounded(_):
+                return self.primed(near, number(0), count)
+
+            return self.over(near, number(0), count, bounded, first)
 
         return after
 
@@ -175,10 +179,11 @@ def topk_scan(k: Kernel, p: TopKProblem, cfg: TopKConfig):
         end = minimum(begin + span, width)
 
     # main loop
-    walk = scan.over if p.layout == "last" else scan.gathered
-    may_prime = p.layout == "last" and cfg.most_k <= PRIMED_K
-    first = scan.primed(x, begin, end) if may_prime else scan.start()
-    count, _ = walk(x, begin, end, first)
+    may_prime = cfg.most_k <= PRIMED_K
+    if p.layout == "last":
+        count, _ = scan.over(x, begin, end, scan.primed(x, begin, end) if may_prime else scan.start())
+    else:
+        count, _ = scan.gathered(x, begin, end, scan.start(), may_prime)
 
     # epilogue
     def finish(count: Value, visit) -> Value:

@@ -19,81 +19,35 @@ from templates.rms_norm.build import build as build_kernel
 from templates.rms_norm.problem import RMSNormProblem
 from templates.rms_norm.space import configurations
 
-FUNCTION, STREAM, WORKGROUP, TILE, PARTS, GUARD = 0x1234, 0x77, 256, 4, 3, 0x55
-CPU = 0  # DeviceType's number
+from .driver import CPU, FUNCTION, GUARD, STREAM, Driver, memory
+
+WORKGROUP, TILE, PARTS = 256, 4, 3
 NUMBERS = {torch_door.F32: torch.float32, torch_door.BF16: torch.bfloat16, torch_door.F16: torch.float16}
 
 
-class Driver:
-    """cuLaunchKernel as the door calls it: writes down what it was given, and computes the result."""
+class NormDriver(Driver):
+    """Launches of a forward kernel."""
 
-    def __init__(self):
-        self.launches, self.asked, self.status, self.state = [], [], 0, torch_door.OURS
-        self.guards, self.current = [], -1  # what a CPU tensor says its device's number is
-        number, handle = ctypes.c_uint, ctypes.c_void_p
-        self._launch = ctypes.CFUNCTYPE(ctypes.c_int, handle, *[number] * 7, handle, handle, handle)(self.launch)
-        self._stream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(handle))(self.stream)
-        self._device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int32))(self.device)
-        self._guard = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(handle))(self.guard)
-        self._unguard = ctypes.CFUNCTYPE(ctypes.c_int, handle)(self.unguard)
-        more = {
-            torch_door.CURRENT: self._device, "aoti_torch_create_device_guard": self._guard,
-            "aoti_torch_delete_device_guard": self._unguard,
-        }  # fmt: skip
-        self.door = RmsNormDoor(
-            build(CPU),
-            self.resolve,
-            "CPU",
-            *map(address_of, (self._launch, self._stream)),
-            address_of(getattr(libtorch(), torch_door.COMPOSED)),
-            0,
-            {name: address_of(function) for name, function in more.items()},
-        )
+    def make_door(self, launch, stream, guards):
+        composed = address_of(getattr(libtorch(), torch_door.COMPOSED))
+        return RmsNormDoor(build(CPU), self.resolve, "CPU", launch, stream, composed, 0, guards)
 
     def resolve(self, width, rows, code, exact):
         self.asked.append((width, rows, code & 0xFFFFFFFF, exact))
         if self.state == "error":
             return "pinned-strict: not known"
-        how = (
-            {"function": FUNCTION, "workgroup": WORKGROUP, "tile": TILE, "parts_most": PARTS}
-            if self.state == torch_door.OURS
-            else {}
-        )
-        self.door.put(width, rows, code, self.state, **how)
+        named = {"function": FUNCTION, "workgroup": WORKGROUP, "tile": TILE, "parts_most": PARTS}
+        self.door.put(width, rows, code, self.state, **(named if self.state == torch_door.OURS else {}))
         return None
 
-    def stream(self, device, out):
-        out[0] = STREAM
-        return 0
-
-    def device(self, out):
-        out[0] = self.current
-        return 0
-
-    def guard(self, device, out):
-        self.guards.append(device)
-        out[0] = GUARD
-        return 0
-
-    def unguard(self, guard):
-        self.guards.append(guard)
-        return 0
-
-    def launch(self, function, gx, gy, gz, bx, by, bz, shared, stream, places, extra):
-        if self.status:
-            return self.status
-        width, _, code, _ = self.asked[-1] if self.width is None else (self.width, 0, self.code, 0)
+    def compute(self, at, function, grid):
+        width, _, code, _ = self.asked[-1]
         weighted = (code >> torch_door.WEIGHT_SHIFT & 0xFF) != torch_door.NO_WEIGHT
-        at = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))
         values = [ctypes.c_int64.from_address(at[i]).value for i in range(7 + weighted)]
-        self.launches.append(((function, stream), (gx, gy, gz), (bx, by, bz), shared, extra, values))
         x, *rest = values
         w = rest.pop(0) if weighted else 0
         y, rstd, eps, rows, stride, parts = rest
         dtype = NUMBERS[code & 0xFF]
-        memory = lambda address, n, kind: torch.frombuffer(
-            (ctypes.c_char * (n * kind.itemsize)).from_address(address), dtype=kind
-        )
         given = memory(x, (rows - 1) * stride + width, dtype).as_strided((rows, width), (stride, 1)).float()
         scale = (given.pow(2).mean(-1) + ctypes.c_float.from_buffer(ctypes.c_int32(eps & 0xFFFFFFFF)).value).rsqrt()
         out = given * scale[:, None]
@@ -101,15 +55,13 @@ class Driver:
             out = out * memory(w, width, NUMBERS[code >> torch_door.WEIGHT_SHIFT & 0xFF]).float()
         memory(y, rows * width, dtype).view(rows, width).copy_(out)
         memory(rstd, rows, torch.float32).copy_(scale)
-        assert parts == gx == min(-(-rows // TILE), PARTS)
-        return 0
-
-    width = code = None
+        assert parts == grid == min(-(-rows // TILE), PARTS)
+        return values
 
 
 @pytest.fixture
 def driver():
-    made = Driver()
+    made = NormDriver()
     made.door.open()
     yield made
     made.door.close()

@@ -18,13 +18,14 @@ from templates.rms_norm.build import build as build_kernel
 from templates.rms_norm.problem import RMSNormProblem
 from templates.rms_norm.space import configurations
 
-from .test_rms_door import NUMBERS, PARTS, STREAM, TILE, WORKGROUP, Driver
+from .driver import FUNCTION, STREAM, memory
+from .test_rms_door import NUMBERS, PARTS, TILE, WORKGROUP, NormDriver
 
 SECOND, THIRD = (0x2345, 128, 7), (0x3456, 64, 5)
 PART_BYTES = 4 * 8
 
 
-class BackDriver(Driver):
+class BackDriver(NormDriver):
     """Launches of three kernels: the first leaves dx, the last dweight; what the second is given is looked at."""
 
     after, part_bytes = (SECOND, THIRD), PART_BYTES
@@ -35,20 +36,16 @@ class BackDriver(Driver):
             self.door.put(width, rows, code, self.state)
         else:
             self.door.put(
-                width, rows, code, self.state, function=0x1234, workgroup=WORKGROUP, tile=TILE, parts_most=PARTS,
+                width, rows, code, self.state, function=FUNCTION, workgroup=WORKGROUP, tile=TILE, parts_most=PARTS,
                 after=self.after, part_bytes=self.part_bytes,
             )  # fmt: skip
         return None
 
-    def launch(self, function, gx, gy, gz, bx, by, bz, shared, stream, places, extra):
-        if self.status:
-            return self.status
+    def compute(self, at, function, grid):
         width, _, code, _ = self.asked[-1]
         weighted = (code >> torch_door.WEIGHT_SHIFT & 0xFF) != torch_door.NO_WEIGHT
         gradient = bool(code >> torch_door.WEIGHT_GRADIENT_BIT & 1)
-        at = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))
         values = [ctypes.c_int64.from_address(at[i]).value for i in range(8 + weighted + gradient + gradient)]
-        self.launches.append(((function, stream), (gx, gy, gz), (bx, by, bz), values))
         x, *rest = values
         w = rest.pop(0) if weighted else 0
         rstd, dy, dx, *rest = rest
@@ -56,9 +53,6 @@ class BackDriver(Driver):
         rows, stride, dy_stride, parts = rest[:4]
         assert parts == min(-(-rows // TILE), PARTS)
         kind = NUMBERS[code & 0xFF]
-        memory = lambda address, n, kind: torch.frombuffer(
-            (ctypes.c_char * (n * kind.itemsize)).from_address(address), dtype=kind
-        )
         lines = lambda address, step: memory(address, (rows - 1) * step + width, kind).as_strided(
             (rows, width), (step, 1)
         )
@@ -67,13 +61,13 @@ class BackDriver(Driver):
             lines(dy, dy_stride), lines(x, stride), [width], memory(rstd, rows, torch.float32)[:, None], weight,
             (True, gradient),
         )  # fmt: skip
-        if function == 0x1234:
+        if function == FUNCTION:
             memory(dx, rows * width, kind).view(rows, width).copy_(got[0])
         if gradient:
             memory(rest[4], parts * PART_BYTES, torch.uint8).fill_(7)  # workspace is there
-        if function == (self.after[-1] if self.after else (0x1234,))[0] and gradient:
+        if function == (self.after[-1] if self.after else (FUNCTION,))[0] and gradient:
             memory(dweight, width, weight.dtype).copy_(got[1])
-        return 0
+        return values
 
 
 @pytest.fixture
@@ -124,19 +118,19 @@ def test_served(driver, name):
                 assert a.dtype == b.dtype and a.is_contiguous() and a.shape == b.shape
                 torch.testing.assert_close(a, b, rtol=1e-2 if a.dtype == torch.bfloat16 else 1e-5, atol=1e-5)
     parts = min(-(-arguments[1].shape[0] // TILE), PARTS)
-    grids = [grid for _, grid, _, _ in driver.launches]
+    grids = [grid for _, grid, *_ in driver.launches]
     assert grids == [(parts, 1, 1), *([(SECOND[2], parts, 1), (THIRD[2], 1, 1)] if gradient else [])]
-    assert [w for w, _, _, _ in driver.launches] == [
-        (f, STREAM) for f in ((0x1234, SECOND[0], THIRD[0]) if gradient else (0x1234,))
+    assert [w for w, *_ in driver.launches] == [
+        (f, STREAM) for f in ((FUNCTION, SECOND[0], THIRD[0]) if gradient else (FUNCTION,))
     ]
-    assert [b for _, _, b, _ in driver.launches][1:] == ([(SECOND[1], 1, 1), (THIRD[1], 1, 1)] if gradient else [])
+    assert [b for _, _, b, *_ in driver.launches][1:] == ([(SECOND[1], 1, 1), (THIRD[1], 1, 1)] if gradient else [])
 
 
 def test_two_launches(driver):
     driver.after = (SECOND,)
     arguments = operands()
     torch.testing.assert_close(call(*arguments, [True, True]), composed_backward(*arguments, (True, True)))
-    assert [grid for _, grid, _, _ in driver.launches] == [(3, 1, 1), (SECOND[2], 1, 1)]
+    assert [grid for _, grid, *_ in driver.launches] == [(3, 1, 1), (SECOND[2], 1, 1)]
 
 
 PYTHONS = {

@@ -21,32 +21,20 @@ from templates.topk.config import TopKConfig
 from templates.topk.problem import TopKProblem
 from templates.topk.space import configurations
 
-FUNCTION, STREAM, WORKGROUP, ROWS, SHARED, GUARD = 0x1234, 0x77, 256, 4, 4096, 0x55
-CPU = 0  # DeviceType's number
+from .driver import CPU, FUNCTION, GUARD, STREAM, Driver
+
+WORKGROUP, ROWS, SHARED = 256, 4, 4096
 NUMBERS = {torch_door.F32: torch.float32, torch_door.BF16: torch.bfloat16, torch_door.F16: torch.float16}
 
 
-class Driver:
-    """cuLaunchKernel as the door calls it: writes down what it was given, and computes the result."""
+class TopkDriver(Driver):
+    """Launches of a top-k kernel, whose every argument is noted by name. python: slots name no kernel."""
 
-    def __init__(self):
-        self.launches, self.asked, self.status, self.state, self.python = [], [], 0, torch_door.OURS, False
-        self.guards, self.current = [], -1  # what a CPU tensor says its device's number is
-        number, handle = ctypes.c_uint, ctypes.c_void_p
-        self._launch = ctypes.CFUNCTYPE(ctypes.c_int, handle, *[number] * 7, handle, handle, handle)(self.launch)
-        self._stream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(handle))(self.stream)
-        self._device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int32))(self.device)
-        self._guard = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(handle))(self.guard)
-        self._unguard = ctypes.CFUNCTYPE(ctypes.c_int, handle)(self.unguard)
-        more = {
-            torch_door.CURRENT: self._device, "aoti_torch_create_device_guard": self._guard,
-            "aoti_torch_delete_device_guard": self._unguard,
-        }  # fmt: skip
+    python = False
+
+    def make_door(self, launch, stream, guards):
         own = [address_of(getattr(libtorch(), name)) for name in (torch_door.TOPK, torch_door.TOPK_OUT)]
-        self.door = GpuTopkDoor(
-            build_gpu(CPU), self.resolve, "CPU", *map(address_of, (self._launch, self._stream)), *own,
-            {name: address_of(function) for name, function in more.items()},
-        )  # fmt: skip
+        return GpuTopkDoor(build_gpu(CPU), self.resolve, "CPU", launch, stream, *own, guards)
 
     def resolve(self, width, k, code, rows):
         self.asked.append((width, k, code, rows))
@@ -56,34 +44,14 @@ class Driver:
         self.door.put(width, k, code, self.state, **({} if self.python or self.state == torch_door.ATEN else named))
         return None
 
-    def stream(self, device, out):
-        out[0] = STREAM
-        return 0
-
-    def device(self, out):
-        out[0] = self.current
-        return 0
-
-    def guard(self, device, out):
-        self.guards.append(device)
-        out[0] = GUARD
-        return 0
-
-    def unguard(self, guard):
-        self.guards.append(guard)
-        return 0
-
-    def launch(self, function, gx, gy, gz, bx, by, bz, shared, stream, places, extra):
-        if self.status:
-            return self.status
-        code, at = self.asked[-1][2], ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))
+    def compute(self, at, function, grid):
+        code = self.asked[-1][2]
         dtype, apart = NUMBERS[code & 0xFF], bool(code >> torch_door.ANY_BIT & 1)
         p = TopKProblem(1, 1, 1, layout="any" if apart else "last")
         names = ("x", "values", "indices", *scalars(p, TopKConfig("rows", 16)))
         narrow = {"rows", "width", "k", "inner"}  # i32
         read = lambda i, kind: kind.from_address(at[i]).value
         got = {n: read(i, ctypes.c_int32 if n in narrow else ctypes.c_int64) for i, n in enumerate(names)}
-        self.launches.append(((function, stream), (gx, gy, gz), (bx, by, bz), shared, extra, got))
         inner, rows = got.get("inner", 1), got["rows"]
 
         def tensor(name, size, kind):
@@ -101,13 +69,13 @@ class Driver:
         order = torch.sort(x, dim=1, descending=largest, stable=True).indices[:, : got["k"]]
         tensor("values", got["k"], dtype).copy_(x.gather(1, order))
         tensor("indices", got["k"], torch.int64).copy_(order)
-        assert (gx, gy, gz) == (-(-rows // ROWS), 1, 1)
-        return 0
+        assert grid == -(-rows // ROWS)
+        return got
 
 
 @pytest.fixture
 def driver():
-    made = Driver()
+    made = TopkDriver()
     made.door.open()
     yield made
     made.door.close()
@@ -163,8 +131,9 @@ def test_served(driver, name):
     assert call(x, k, *how, out=out)[0] is out[0] and len(driver.launches) == 3 and len(driver.asked) == 1
     same(out, want)
     dim, largest = how[0] if how else -1, how[1] if len(how) > 1 else True
-    where, _, block, shared, extra, got = driver.launches[-1]
-    assert where == (FUNCTION, STREAM) and block == (WORKGROUP, 1, 1) and shared == SHARED and extra is None
+    where, grid, block, shared, extra, got = driver.launches[-1]
+    assert where == (FUNCTION, STREAM) and block == (WORKGROUP, 1, 1) and grid[1:] == (1, 1)
+    assert shared == SHARED and extra is None
     assert got["x"] == x.data_ptr() and got["values"] == out[0].data_ptr() and got["indices"] == out[1].data_ptr()
     width, asked_k, code, rows = driver.asked[0]
     assert (width, asked_k, rows) == (x.shape[dim], k, x.numel() // x.shape[dim])
@@ -240,6 +209,14 @@ def test_atens_slots_and_messages(driver):
     assert call(x, 4) == (RuntimeError, "pinned-strict: not known")
     with pytest.raises(RuntimeError, match="not known"):
         torch.topk(x, 4, out=(torch.empty(5, 4), torch.empty(5, 4).long()))
+
+
+def test_short_rows_are_not_read_in_vectors(driver):
+    """Though they begin at multiples of a vector's size: the last one ends before its vector does."""
+    for width, misaligned in ((3, True), (4, False)):
+        x = draw(5, 4)[:, :width]
+        same(call(x, 2), aten(driver, x, 2))
+        assert bool(driver.asked[-1][2] >> torch_door.MISALIGNED_BIT & 1) == misaligned
 
 
 def test_another_device_is_made_current(driver):

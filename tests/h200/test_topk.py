@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -37,13 +39,30 @@ SHAPES = [
 ]  # fmt: skip
 
 
+def aligned(rows: int, width: int, k: int, dtype: str, largest: bool = True) -> TopKProblem:
+    """With rows that begin at multiples of 16 bytes, if they have as many."""
+    p = TopKProblem(rows, width, k, dtype, largest)
+    return p if width * p.element.bytes >= p.align else replace(p, align=p.element.bytes)
+
+
 @pytest.mark.parametrize("rows, width, k", SHAPES)
 @pytest.mark.parametrize("dtype, largest", [("f32", True), ("bf16", False), ("f16", True)])
 def test_all_kinds_of_data_and_all_configurations(rows, width, k, dtype, largest):
-    first, *others = (c.config for c in configurations(TopKProblem(rows, width, k, dtype, largest), sm90a).kept)
+    p = aligned(rows, width, k, dtype, largest)
+    first, *others = (c.config for c in configurations(p, sm90a).kept)
     for config, kinds in ((first, KINDS), *((c, ("normal", "few", "special")) for c in others)):
         for kind in kinds:
-            run(TopKProblem(rows, width, k, dtype, largest), config, data(kind, rows, width), pad=-width % 8)
+            run(p, config, data(kind, rows, width), pad=-width % 8)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("kind", ["normal", "ascending", "constant"])
+def test_many_results_of_many_parts(dtype, kind):
+    """All of one list, or some of each."""
+    p = TopKProblem(1, 1_000_000, 4096, dtype)
+    for c in configurations(p, sm90a).kept:
+        assert c.config.parts > 40
+        run(p, c.config, data(kind, 1, p.width), times=3)
 
 
 @pytest.mark.parametrize("rows, width, k", SHAPES[::2])

@@ -48,7 +48,12 @@ BACKWARD = {
     "odd": (P(137, "bf16", "f32", align=2, **BACK), GpuConfig(16, 16, 1, parts=3), 100, {"offset": 1, "pad": 2}),
     "read twice": (P(5000, "f16", "f16", residual=True, **BACK), GpuConfig(256, 1, 8, held=False, parts=3), 11, {}),
     "one element": (P(1, "f16", align=2, direction="backward"), GpuConfig(1, 64, 1, parts=2), 170, {}),
-}
+    "alone": (P(4096, "bf16", "bf16", **BACK), GpuConfig(256, 1, 8, parts=1, ahead=False, sums=True), 1, {}),
+    "alone, odd": (
+        P(137, "bf16", "f32", residual=True, align=2, **BACK),
+        GpuConfig(64, 1, 1, parts=1, ahead=False, sums=True), 5, {"offset": 1, "pad": 2},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -150,7 +155,8 @@ def test_the_weight_gradient_is_the_same_every_time():
 
 def test_no_rows():
     """Nothing is launched that has rows to work on; the weight's gradient is an empty sum."""
-    for config in (GpuConfig(64, 2, 4, parts=8, sums=True), GpuConfig(64, 2, 4, held=False, parts=8)):
+    alone = GpuConfig(64, 1, 4, parts=1, ahead=False, sums=True)
+    for config in (GpuConfig(64, 2, 4, parts=8, sums=True), GpuConfig(64, 2, 4, held=False, parts=8), alone):
         p = P(256, "f32", "f32", **BACK)
         made = operands(p, 0, 256)
         call(p, config, gfx950, made)

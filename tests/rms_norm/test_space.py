@@ -83,14 +83,26 @@ def test_few_wide_rows_are_sliced():
     assert first.workspace_bytes(3, 262144, 1) == 3 * first.slices * 4
 
 
+def test_few_rows_have_their_gradients_in_one_launch():
+    """Of the weight too: one workgroup adds all of them up."""
+    p = RMSNormProblem(4096, "bf16", "bf16", "backward", weight_gradient=True, rows_hint=1)
+    for target in (gfx950, sm90a):
+        first = configurations(p, target).kept[0].config
+        assert first.alone and first.parts_for(3, 4096) == 1 and len(steps(p, first)) == 1
+        (code,) = build(p, first, target)
+        assert code.spills == 0 and "workspace" not in [a.name for a in code.arguments]
+        assert not any(c.config.alone for c in configurations(replace(p, rows_hint=64), target).kept)
+
+
 def test_wide_rows_that_caches_do_not_hold_may_go_past_them():
-    """On sm_90a, whose code says so; rows of a narrow problem, and a gradient's, do not."""
+    """On sm_90a, whose code says so; rows of a small problem, of one much larger than L2, and a gradient's, do not."""
     wide = RMSNormProblem(16384, "f32", "f32", rows_hint=1024)
     once = [c.config for c in configurations(wide, sm90a).kept if c.config.once]
     assert {c.parts // sm90a.limits.compute_units for c in once} == {0, 1, 2}
     for p, target in (
         (wide, gfx950),
         (replace(wide, rows_hint=64), sm90a),
+        (replace(wide, rows_hint=2048), sm90a),
         (replace(wide, direction="backward"), sm90a),
     ):
         assert not any(c.config.once for c in configurations(p, target).kept)

@@ -58,11 +58,11 @@ def run(p: TopKProblem, config: TopKConfig, x: np.ndarray, **places):
     return result
 
 
-def counters(p: TopKProblem, config: TopKConfig, x: np.ndarray) -> dict[str, int]:
+def counters(p: TopKProblem, config: TopKConfig, x: np.ndarray, **places) -> dict[str, int]:
     """Of one workgroup, which is the whole launch: LDS cycles and how many of them are conflicts; loads from memory of
     16 bytes a lane, the bytes they ask for and those of the lines that they touch; and how many lines loads of single
     elements touch."""
-    launch = Launch(p, config, x)
+    launch = Launch(p, config, x, **places)
     instructions = decoded(launch.code).code.instructions
     recorder = Recorder(instructions=instructions)
     run_on_sim(launch.code, launch.args, launch.grid, trace=recorder).raise_for_findings()

@@ -64,8 +64,17 @@ def test_block_in_parts(kind, largest):
 
 
 def test_parts_without_elements():
-    for parts in (3, 9):
-        run(TopKProblem(1, 130, 100), replace(BLOCK, split=True, parts=parts), data("normal", 1, 130), pad=2)
+    for width, parts, pad in ((130, 3, 2), (130, 9, 2), (4096, 7, 0)):
+        run(TopKProblem(1, width, 100), replace(BLOCK, split=True, parts=parts), data("normal", 1, width), pad=pad)
+
+
+def test_rows_that_are_shorter_than_a_vector():
+    """No byte beyond them is read; that rows begin at multiples of a vector's size does not matter."""
+    for p in (TopKProblem(1, 3, 2), TopKProblem(1, 7, 2, "f16")):
+        assert "not read 16 at a time" in p.why_not(gfx950)
+        p = replace(p, align=p.element.bytes)
+        for config in {c.config.family: c.config for c in configurations(p, gfx950).kept}.values():
+            run(p, config, data("normal", 1, p.width))
 
 
 def test_rows_at_odd_places_and_dimensions_in_the_middle():
@@ -82,6 +91,9 @@ def test_select(kind):
 
 def test_select_in_parts_and_as_many_as_there_are():
     run(TopKProblem(1, 20001, 600), replace(SELECT, split=True, parts=2), data("normal", 1, 20001), pad=3)
+    small = TopKConfig("select", 512, 0, 256, 1, 8, 8, split=True, parts=5)
+    for kind in ("normal", "descending", "constant", "special"):  # all of it is in one part, or some in each
+        run(TopKProblem(1, 9003, 300), small, data(kind, 1, 9003), pad=1)
     run(TopKProblem(1, 1000, 1000), SELECT, data("ties", 1, 1000))
 
 
@@ -117,7 +129,8 @@ def test_few_elements_where_a_thread_sorts_several(most_k):
     seed=st.integers(0, 2**16),
 )  # fmt: skip
 def test_any_shape(rows, width, k, kind, seed):
-    run(TopKProblem(rows, width, min(k, width)), BLOCK, data(kind, rows, width, seed), pad=-width % 4)
+    p = TopKProblem(rows, width, min(k, width), align=16 if width >= 4 else 4)
+    run(p, BLOCK, data(kind, rows, width, seed), pad=-width % 4)
 
 
 @pytest.mark.parametrize("p", [
@@ -168,6 +181,23 @@ def test_loads_are_wide_and_coalesced_and_lds_has_no_conflicts(dtype, shape):
         last = max(here, config.workgroup_size // 64)  # of a row's last elements: a line a row or a wave
         assert seen["narrow"] <= last, "single elements are looked up"
         assert seen["conflicts"] == 0 < seen["lds"] or config.family == "rounds"
+
+
+@pytest.mark.parametrize("width, k, dtype", [(128, 6, "f32"), (250, 16, "f32"), (256, 8, "bf16")])
+def test_lds_has_no_conflicts_whatever_is_in_short_rows(width, k, dtype):
+    """Where a candidate goes depends on the data; which banks are wanted together does not."""
+    offered = [c.config for c in configurations(TopKProblem(4096, width, k, dtype), gfx950).kept]
+    config = next(c for c in offered if c.family == "rows")
+    here = config.workgroup_size // config.lanes
+    for seed, kind in enumerate(KINDS):
+        seen = counters(TopKProblem(here, width, k, dtype), config, data(kind, here, width, seed), pad=-width % 8)
+        assert seen["conflicts"] == 0 < seen["lds"], kind
+
+
+@pytest.mark.parametrize("kind", ["descending", "constant", "few", "late"])
+def test_lds_has_no_conflicts_whatever_is_in_long_rows(kind):
+    seen = counters(TopKProblem(1, 8192, 100), BLOCK, data(kind, 1, 8192))
+    assert seen["conflicts"] == 0 < seen["lds"]
 
 
 @pytest.mark.parametrize("family", ["rows", "rounds", "block", "held", "select"])
