@@ -21,11 +21,12 @@ LOSS_MOST = 0.02  # of INERTIA in one state, where the other makes up for it: th
 OURS, TEMPLATES = 8, 2  # that take part; of ATen's all do
 CLOSE_OURS, CLOSE_OTHERS = 3, 2  # that are timed at length, where the best of both sides
 APART = 0.08  # are no further apart than this
+BEHIND_MS = 1e3  # what Inductor takes in of other kernels never saves as much
 
 
 def settle(timings: dict) -> dict:
-    """Milliseconds by choice, those of the finalists measured anew, and nobody else's below them. What it was given
-    where there is nothing to decide, or where it cannot be measured here. Never raises."""
+    """Milliseconds by choice as Inductor is to know them (see `_told`), after the finalists were measured anew. What it
+    was given where there is nothing to decide, or where it cannot be measured here. Never raises."""
     try:
         finalists = _finalists(timings)
         if not finalists or private.capturing() or private.tunes_elsewhere():
@@ -48,6 +49,9 @@ def among_ours(milliseconds: dict) -> dict:
         with private.on_device(valid[0].layout.device):
             times = gpu_timing.in_turns([c.bmreq.calls for c in valid], valid[0].bmreq.bytes)
         found = {c: t.mean * (1 + measure.INERTIA) for c, t in zip(valid, times) if t is not None}
+        choices.remember(
+            valid[0].request.key, {choices.label(c): t.mean * 1e3 for c, t in zip(valid, times) if t is not None}
+        )
         return {c: found.get(c, max(t, *found.values())) for c, t in milliseconds.items()}
     except Exception as e:
         log.warning("our candidates were not measured again: %s: %s", type(e).__name__, e)
@@ -128,13 +132,39 @@ def _measured(timings: dict, finalists: list[Any]) -> dict:
     settled = {c: found.get(c, max(t, slowest)) for c, t in timings.items()}
     request = next(c.request for c in kept if isinstance(c, Choice))
     timed = {c: t for c, t in zip(kept, times) if t is not None}
-    told = [f"{choices.label(c)} {t.cold * 1e3:.1f} us cold, {t.hot * 1e3:.1f} hot" for c, t in timed.items()]
-    log.info("%s M=%s: last round: %s", request.op, request.m, "; ".join(told))
+    words = [f"{choices.label(c)} {t.cold * 1e3:.1f} us cold, {t.hot * 1e3:.1f} hot" for c, t in timed.items()]
+    log.info("%s M=%s: last round: %s", request.op, request.m, "; ".join(words))
     choices.record(settled, request.op, [], list(settled))
     choices.remember(request.key, {choices.label(c): t.mean * 1e3 for c, t in timed.items()})
     _together[request.key.digest] = frozenset(map(choices.label, timed))
-    _decided[_question(timings, finalists)] = {choices.label(c): t for c, t in settled.items()}
-    return settled
+    told = _told(timings, found, {c: t.mean for c, t in timed.items()})
+    _decided[_question(timings, finalists)] = {choices.label(c): t for c, t in told.items()}
+    return told
+
+
+def _told(timings: dict, judged: dict, alone: dict) -> dict:
+    """Milliseconds by choice for Inductor: who won, and nothing that would mislead it in what it decides next.
+
+    It then times its templates with what follows, or what comes before, taken in, and takes such a kernel if it is
+    faster than the times here and the other kernel's together. It times single calls, launched from Python: small ones
+    take up to twice as long as in the last round, large ones, which power holds back in a row, a sixth less. Beside the
+    last round's times it would take in nothing of small products, and whatever there is of large ones. So where one
+    of Inductor's own won, the times stay its own, and only who of the finalists is faster comes from the last round;
+    where one of ours won, with what could have been taken in counted, nothing that is timed later comes before it.
+
+    judged: milliseconds that order the finalists; alone: theirs for the product alone"""
+    ours = [c for c in timings if isinstance(c, Choice)]
+    theirs = {c: t for c, t in timings.items() if not isinstance(c, Choice)}
+    winner = min(judged, key=judged.__getitem__)
+    if isinstance(winner, Choice):
+        behind = judged[winner] + BEHIND_MS
+        return {c: judged[winner] if c is winner else max(t, behind) for c, t in timings.items()}
+    timed = {c: t for c, t in alone.items() if c in theirs}
+    scale = min(theirs.values()) / min(timed.values())
+    found = {c: t * scale for c, t in timed.items()}
+    slowest = max(found.values())
+    found |= {c: max(t, slowest) for c, t in theirs.items() if c not in found}
+    return {c: found[c] if c in found else max(timings[c], slowest + BEHIND_MS) for c in [*theirs, *ours]}
 
 
 def _close(times: dict[Any, Pair]) -> list[Any]:
