@@ -9,6 +9,7 @@ captured graph each: the other way comes out of Inductor's cache there. Weights 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from . import _h200_time as timing
 WAYS = {"max-autotune": "ATEN,TRITON", "with us": "ATEN,TRITON,FLYKERNELS"}
 LAYERS = 4  # enough weights that no layer's are in L2 when its turn comes
 SAMPLE_US, ROUNDS = 20_000.0, 11
+ENDING = 20.0  # seconds that a process may take to end
 CACHE = 512  # tokens that each sequence has already, in the KV cache
 
 
@@ -335,27 +337,38 @@ class Waiting:
             )  # fmt: skip
 
     def go(self) -> dict[str, Any]:
-        """What it finds out. RuntimeError with its last words if it fails."""
-        told, _ = self.process.communicate("go\n")
-        if self.process.returncode:
-            last = self.words.read_text()[-3000:]
-            raise RuntimeError(f"{self.what}, {self.setting.name}: the process failed:\n{last}")
-        return json.loads(told.splitlines()[-1])
-
-    def end(self) -> None:
-        self.process.kill()
+        """What it finds out, as soon as it says so: its end takes seconds, mostly of waiting for helpers. RuntimeError
+        with its last words if it fails."""
+        assert self.process.stdin and self.process.stdout
+        with contextlib.suppress(OSError):  # it has ended already: there are no lines
+            self.process.stdin.write("go\n")
+            self.process.stdin.close()
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
         self.process.wait()
+        last = self.words.read_text()[-3000:]
+        raise RuntimeError(f"{self.what}, {self.setting.name}: the process failed:\n{last}")
+
+    def end(self, seconds: float = 0.0) -> None:
+        """Ends it, or waits so long for it to end."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 def rows(settings: Sequence[Setting], folder: Path) -> Iterator[dict[str, Any]]:
     """Of each setting what `alone` and `side_by_side` find. While one process compiles, the next one starts up."""
     jobs = [(what, setting) for setting in settings for what in ("alone", "side by side")]
-    waiting = [Waiting(*jobs[0], folder)]
+    waiting, heard = [Waiting(*jobs[0], folder)], []
     try:
         for i, (what, _) in enumerate(jobs):
             if i + 1 < len(jobs):
                 waiting.append(Waiting(*jobs[i + 1], folder))
-            found = waiting.pop(0).go()
+            heard.append(waiting.pop(0))
+            found = heard[-1].go()
             if what == "alone":
                 before = found
             else:
@@ -364,6 +377,8 @@ def rows(settings: Sequence[Setting], folder: Path) -> Iterator[dict[str, Any]]:
     finally:
         for process in waiting:
             process.end()
+        for process in heard:
+            process.end(ENDING)
 
 
 def products_of_ours(setting: Setting) -> dict[str, str]:

@@ -358,6 +358,37 @@ def around_autotuning(when: Any, settle: Any) -> None:
     cache.do_autotuning = do_autotuning
 
 
+PLAIN = {"warmup", "rep", "is_vetted_benchmarking"}  # what Inductor says of a benchmark that wants one number
+
+
+def around_gpu_benchmarks(when: Any, milliseconds: Any) -> None:
+    """While `when()`, the time of a run on a GPU is `milliseconds(run)`, wherever Inductor wants one: of its templates,
+    with what they take in, or of its other kernels' configurations. Other wishes it sees to itself."""
+    names = load().names
+    kind = type(names.benchmarker)
+    original = getattr(kind, "benchmark_gpu", None)
+    if original is None:
+        log.info("this torch times kernels elsewhere: they are timed as it does")
+        return
+    if getattr(original, "flykernels", False):
+        return
+
+    @functools.wraps(original)
+    def benchmark_gpu(self: Any, _callable: Any, *args: Any, **kwargs: Any) -> Any:
+        # where results must be the same each time, Inductor refuses to measure
+        if args or not PLAIN.issuperset(kwargs) or getattr(names.config, "deterministic", False) or not when():
+            return original(self, _callable, *args, **kwargs)
+        return milliseconds(_callable)
+
+    benchmark_gpu.flykernels = True  # type: ignore[attr-defined]
+    kind.benchmark_gpu = benchmark_gpu
+
+
+def compiling() -> bool:
+    """Whether this thread is in the middle of compiling a graph."""
+    return hasattr(load().names.V.graph, "sizevars")
+
+
 def tunes_elsewhere() -> bool:
     """Whether candidates are to be run in processes of their own, because they might take this one down."""
     return bool(load().names.config.autotune_in_subproc)

@@ -84,21 +84,21 @@ def test_what_wins_in_one_state_must_not_lose_in_the_other(contest, cold, hot, w
     assert (min(settled, key=settled.get) is ours[2]) == wins
 
 
-def test_what_inductor_s_kernel_takes_in_counts_for_it(contest):
+def test_what_inductor_s_kernel_takes_in_is_for_inductor_to_see(contest):
     timings, true, ours, aten, key = contest
     template = next(c for c in timings if isinstance(c, Template))
     true |= {ours[2].spec.name: 0.010, choices.label(template): 0.0115, "aten mm": 0.011}
     settled = runoff.settle(dict(timings))
-    assert min(settled, key=settled.get) is ours[2]
+    assert min(settled, key=settled.get) is ours[2] and settled[template] > runoff.BEHIND_MS
     for made in ours:
         made.followed = True
-    settled = runoff.settle(dict(timings))
-    assert settings.store().lookup(key).winner == choices.label(template)
-    assert settings.store().lookup(key).timings["aten mm"].microseconds == pytest.approx(11.0)
-    # for Inductor, which has yet to see what taking in is worth, the products alone, and on its own scale
-    assert min(timings[c] for c in timings if c not in ours) == settled[aten] == pytest.approx(0.020)
-    assert settled[template] == pytest.approx(0.020 * 0.0115 / 0.011)
-    assert all(settled[c] > runoff.BEHIND_MS for c in ours)
+    settled = runoff.settle(dict(timings))  # a pass more than the template's is more than ours are faster
+    assert min(settled, key=settled.get) is ours[2] and settings.store().lookup(key).winner == ours[2].spec.name
+    # so all stand on the scale of its own times, beside which it will put the template's with what it takes in
+    assert settled[aten] == pytest.approx(min(timings[c] for c in timings if c not in ours))
+    assert settled[template] == pytest.approx(settled[aten] * 0.0115 / 0.011)
+    assert settled[ours[2]] == pytest.approx(settled[aten] * 0.0102 / 0.011)
+    assert all(settled[c] > runoff.BEHIND_MS for c in ours if c is not ours[2])
 
 
 def test_where_inductor_s_own_win_its_times_stay_on_its_scale(contest):
@@ -120,13 +120,17 @@ def test_equal_layers_of_a_model_are_settled_once(contest):
     assert runoff.settle(dict(timings)) == first and len(true["measured"]) == 1
     install._record(dict(timings), "mm", [], list(timings))  # Inductor's own times, which name another winner
     assert settings.store().lookup(key).winner == ours[1].spec.name
+    failed = dict(timings) | {next(c for c in timings if isinstance(c, Template)): math.inf}
+    assert runoff.settle(failed) != first and len(true["measured"]) == 2
+    gone = {c: t for c, t in failed.items() if math.isfinite(t)}  # Inductor tells of those that fail once
+    assert runoff.settle(gone).items() <= runoff.settle(failed).items() and len(true["measured"]) == 2
     without = {c: t for c, t in timings.items() if c is not ours[1]}  # other candidates: another question
     assert min(runoff.settle(dict(without)), key=runoff.settle(dict(without)).get) is not ours[1]
-    assert len(true["measured"]) == 2
+    assert len(true["measured"]) == 3
     for made in ours:
         made.followed = True
     runoff.settle(dict(timings))
-    assert len(true["measured"]) == 3
+    assert len(true["measured"]) == 4
 
 
 @pytest.mark.parametrize("best, close", [(0.02, False), (0.0155, True), (0.005, True)])
@@ -257,6 +261,7 @@ def test_times_are_of_the_calls_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(gpu_timing, "DEVICE", "cpu")
     monkeypatch.setattr(gpu_timing, "FLUSHED", 64)
+    monkeypatch.setattr(private, "occupy_gpu", lambda cycles: None)
 
     def takes(milliseconds):
         Event.now += milliseconds
