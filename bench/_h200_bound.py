@@ -1,11 +1,13 @@
 """How much faster than the others a kernel could be at most, case by case, from what `bench h200` has measured.
 
-    python -m bench._h200_bound bench/results/h200.json     # tables in Markdown
+    python -m bench._h200_bound bench/results/h200.json                  # tables in Markdown
+    python -m bench._h200_bound bench/results/h200.json docs/h200.md     # put there, between the marks
 
 No way to compute a case takes less than its memory traffic at the rate at which this GPU reads, nor less than its
 arithmetic at the highest rate that anybody reached in any case of the same state and form: in a graph that is what
 power allows. To either comes what lies between kernels: the least that anybody took beyond a case's memory traffic.
-Where somebody was faster than all this, the bound is that time.
+Where somebody was faster than all this, the bound is that time. Hot operands may come out of L2, so hot bounds of what
+fits there are no more than the fastest time.
 """
 
 from __future__ import annotations
@@ -73,13 +75,38 @@ def table(rows: Sequence[dict[str, Any]], state: str, form: str) -> str:
     return "\n".join(lines)
 
 
-def main(file: Path) -> None:
+PARTS = {"dense": timing.FORMS, "fused": ("graph",)}
+BEGIN, END = "<!-- bounds: begin -->", "<!-- bounds: end -->"
+
+
+def summary(raw: dict[str, Any]) -> str:
+    """In Markdown, a line for each geometric mean."""
+    lines = ["| | bound allows | reached |", "| --- | --- | --- |"]
+    for part, forms in PARTS.items():
+        for state, form in ((s, f) for s in timing.STATES for f in forms):
+            reached = geomean(b["reached"] for b in bounds(raw[part], state, form))
+            lines.append(f"| {part}, {state}, {form} | {most(raw[part], state, form):.3f} | {reached:.3f} |")
+    return "\n".join(lines)
+
+
+def document(raw: dict[str, Any]) -> str:
+    """What the documentation holds: all means, and case by case those of graphs with cold operands."""
+    cold = [f"{part}, L2 cold, graph, us:\n\n{table(raw[part], 'cold', 'graph')}" for part in PARTS]
+    return "\n\n".join([summary(raw), *cold])
+
+
+def main(file: Path, into: Path | None = None) -> None:
     raw = json.loads(file.read_text())["raw"]
-    for part, forms in (("dense", timing.FORMS), ("fused", ("graph",))):
+    if into is not None:
+        before, _, rest = into.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        into.write_text(f"{before}{BEGIN}\n{document(raw)}\n{END}{after}")
+        return
+    for part, forms in PARTS.items():
         for state in timing.STATES:
             for form in forms:
                 print(f"{part}, L2 {state}, {form}:\n\n{table(raw[part], state, form)}\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))
