@@ -364,6 +364,8 @@ PLAIN = {"warmup", "rep", "is_vetted_benchmarking"}  # what Inductor says of a b
 def around_gpu_benchmarks(when: Any, milliseconds: Any) -> None:
     """While `when()`, the time of a run on a GPU is `milliseconds(run)`, wherever Inductor wants one: of its templates,
     with what they take in, or of its other kernels' configurations. Other wishes it sees to itself."""
+    import torch
+
     names = load().names
     kind = type(names.benchmarker)
     original = getattr(kind, "benchmark_gpu", None)
@@ -375,8 +377,11 @@ def around_gpu_benchmarks(when: Any, milliseconds: Any) -> None:
 
     @functools.wraps(original)
     def benchmark_gpu(self: Any, _callable: Any, *args: Any, **kwargs: Any) -> Any:
-        # where results must be the same each time, Inductor refuses to measure
-        if args or not PLAIN.issuperset(kwargs) or getattr(names.config, "deterministic", False) or not when():
+        wishes = args or not PLAIN.issuperset(kwargs)
+        fixed = getattr(
+            names.config, "deterministic", False
+        )  # results are the same each time: it may refuse to measure
+        if wishes or fixed or not torch.cuda.is_available() or not when():
             return original(self, _callable, *args, **kwargs)
         return milliseconds(_callable)
 

@@ -254,6 +254,7 @@ def test_where_a_graph_asks_inductor_s_times_of_a_gpu_are_taken_as_ours(monkeypa
     on, own = [True], "as Inductor does"
     kind = type("Own", (Benchmarker,), {})
     monkeypatch.setattr(names, "benchmarker", kind())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for _ in range(2):  # hooks are installed each time that somebody enables the plugin
         private.around_gpu_benchmarks(lambda: on[0], lambda run: run() / 2)
     measured = lambda **wishes: names.benchmarker.benchmark_gpu(lambda: 4.0, **wishes)
@@ -262,6 +263,9 @@ def test_where_a_graph_asks_inductor_s_times_of_a_gpu_are_taken_as_ours(monkeypa
     with names.config.patch(deterministic=True):
         assert measured() == own
     on[0] = False
+    assert measured() == own
+    on[0] = True
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a GPU of another kind
     assert measured() == own
 
 
