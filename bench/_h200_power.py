@@ -114,13 +114,12 @@ def row(meter: Meter, case: gemm.Case) -> dict[str, Any]:
         _, call = best
         added = {"mm": lambda s: (), "gelu": lambda s: (s[2],), "residual": lambda s: (s[3],)}[case.kind]
         ways["ours"] = lambda i: call(sets[i][0], sets[i][1].t(), *added(sets[i]), out=sets[i][4])
-    pool = torch.cuda.graph_pool_handle()
-    found: dict[str, Any] = {}
     for way in ways.values():
         way(0)
     calls = timing.calls_of(ways, len(sets))
-    for name, way in ways.items():
-        found[name] = sustained(meter, timing.Graphs(way, len(sets), calls, pool).graph, calls)
+    pool = torch.cuda.graph_pool_handle()
+    made = {name: timing.Graphs(way, len(sets), calls, pool).graph for name, way in ways.items()}
+    found = {name: sustained(meter, graph, calls) for name, graph in made.items()}
     return {"kind": case.kind, "case": f"{case.m}x{case.n}x{case.k}", "GFLOP": round(case.operations / 1e9, 2),
             "MB": round(case.memory_us * 4.25, 1), **found}  # fmt: skip
 

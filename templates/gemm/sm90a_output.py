@@ -36,7 +36,7 @@ from .sm90a_config import (
 WARP_ROWS, WARPS = 16, 4  # of a block of 64 rows, a warp's; of a warpgroup
 WIDTHS = (SHELF_COLUMNS, 32, 16)  # columns of a part
 EARLY_SUMS = 64  # of C a thread, up to which registers hold what is added before it is needed
-AHEAD_SUMS, AHEAD = 128, 2  # up to which they hold what so many parts need: memory takes longer to answer than one part
+AHEAD_SUMS, AHEAD = 128, 2  # up to which they hold a residual of so many parts: memory takes longer to answer than one
 SHELF_READY = 3  # the first warpgroup's named barrier; the others' follow
 
 
@@ -92,7 +92,8 @@ class Output:
             self.bias = view("bias").tile(tile, *at)
         self.parts = parts(p, cfg)
         self.wide = stores_wide(p)
-        self.ahead = AHEAD if cfg.sums <= AHEAD_SUMS else 1  # parts whose bias and residual are on their way
+        alone = p.bias == "none" and p.activation == "none"  # a residual that registers have room for
+        self.ahead = AHEAD if alone and cfg.sums <= AHEAD_SUMS else 1  # parts whose residual is on its way
 
     # -- who holds what
     def _within(self, part: Part, threads, vector: Mode, pieces) -> ThreadValues:
