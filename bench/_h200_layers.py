@@ -337,14 +337,14 @@ class Waiting:
             )  # fmt: skip
 
     def go(self) -> dict[str, Any]:
-        """What it finds out, as soon as it says so: its end takes seconds, mostly of waiting for helpers. RuntimeError
-        with its last words if it fails."""
+        """What it finds out. RuntimeError with its last words if it fails."""
         assert self.process.stdin and self.process.stdout
         with contextlib.suppress(OSError):  # it has ended already: there are no lines
             self.process.stdin.write("go\n")
             self.process.stdin.close()
         for line in self.process.stdout:
             if line.startswith("{"):
+                self.end(ENDING)
                 return json.loads(line)
         self.process.wait()
         last = self.words.read_text()[-3000:]
@@ -362,13 +362,12 @@ class Waiting:
 def rows(settings: Sequence[Setting], folder: Path) -> Iterator[dict[str, Any]]:
     """Of each setting what `alone` and `side_by_side` find. While one process compiles, the next one starts up."""
     jobs = [(what, setting) for setting in settings for what in ("alone", "side by side")]
-    waiting, heard = [Waiting(*jobs[0], folder)], []
+    waiting = [Waiting(*jobs[0], folder)]
     try:
         for i, (what, _) in enumerate(jobs):
             if i + 1 < len(jobs):
                 waiting.append(Waiting(*jobs[i + 1], folder))
-            heard.append(waiting.pop(0))
-            found = heard[-1].go()
+            found = waiting.pop(0).go()
             if what == "alone":
                 before = found
             else:
@@ -377,8 +376,6 @@ def rows(settings: Sequence[Setting], folder: Path) -> Iterator[dict[str, Any]]:
     finally:
         for process in waiting:
             process.end()
-        for process in heard:
-            process.end(ENDING)
 
 
 def products_of_ours(setting: Setting) -> dict[str, str]:
@@ -406,4 +403,5 @@ def main(what: str, name: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))))
+    print(json.dumps(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))), flush=True)
+    os._exit(0)  # without the seconds of waiting for helpers, which end by themselves

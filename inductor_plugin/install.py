@@ -127,6 +127,7 @@ def _hook() -> bool:
     names = loaded.names
     names.add_feedback_saver(_record)
     _enter_cache_keys(names)
+    private.same_ptxas_as_helpers()
     private.teach_scaled_shapes()
     private.teach_scaled_grouped()
     if names.post_grad_passes is None:

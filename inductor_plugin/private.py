@@ -389,6 +389,18 @@ def around_gpu_benchmarks(when: Any, milliseconds: Any) -> None:
     kind.benchmark_gpu = benchmark_gpu
 
 
+def same_ptxas_as_helpers() -> None:
+    """Lets this process look for Triton's kernels as Inductor's helper processes leave them: these take torch's own
+    ptxas, whose version and path are part of the cache's keys, and this process does not until it has compiled a kernel
+    itself. What helpers compiled for an autotuning call was then compiled again, one after the other."""
+    try:
+        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+    except ImportError:
+        log.info("this torch chooses ptxas elsewhere")
+        return
+    _set_triton_ptxas_path()
+
+
 def compiling() -> bool:
     """Whether this thread is in the middle of compiling a graph."""
     return hasattr(load().names.V.graph, "sizevars")
