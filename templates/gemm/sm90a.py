@@ -84,7 +84,7 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         box_batch = (work.batch_of("c", piece),) if p.batched else ()
         output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, ring.shelf)
         early = piece.inside is True and cfg.split_k == 1 and not work.shares and cfg.sums <= EARLY_SUMS
-        added = output.begun() if early else []
+        added = output.fetch(0) if early else {}
 
         sums, after = mine.added(piece.first + 1, piece.end, mine.begun(at))
         if cfg.one_tile and not cfg.k_cluster:
@@ -94,11 +94,11 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         if cfg.k_cluster:
             sm90a_cluster.add_up(k, p, cfg, acc, ring.inbox, barriers.cluster_rank(), output)
         elif work.shares:
-            work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.begun()))
+            work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
         elif piece.inside is True:
-            output.store(acc, added or output.begun())
+            output.store(acc, added if early else output.fetch(0))
         else:
-            k.when(piece.inside)(lambda: output.store(acc, output.begun()))
+            k.when(piece.inside)(lambda: output.store(acc, output.fetch(0)))
         return after
 
     work.walk(barriers.Position.start(cfg.stages, 0).carried, piece)

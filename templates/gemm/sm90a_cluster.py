@@ -87,7 +87,7 @@ def add_up(
                         one = plain.read(at(inbox, owner, sender, i), VECTOR, VECTOR * f32.bytes)
                     total = one if total is None else total + one
                 values[_name(sums, low)], values[_name(sums, high)] = total.shuffle((0, 1)), total.shuffle((2, 3))
-            output.store(sums.like([values[n] for n in sums.names()]), output.begun(numbers), numbers)
+            output.store(sums.like([values[n] for n in sums.names()]), output.fetch(numbers[0]), numbers)
 
 
 def _name(sums: Fragment, digits: tuple) -> tuple:

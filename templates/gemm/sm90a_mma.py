@@ -52,9 +52,9 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
         # main loop, epilogue
         acc = (async_loop if images[0].chunk > 1 else copied_loop)(k, cfg, rings, piece)
         if work.shares:
-            work.add_up(piece, acc, at(room.barriers), lambda acc: output.store(acc, output.begun()))
+            work.add_up(piece, acc, at(room.barriers), lambda acc: output.store(acc, output.fetch(0)))
         else:
-            output.store(acc, output.begun())
+            output.store(acc, output.fetch(0))
         return carry
 
     work.walk((), piece)

@@ -36,7 +36,6 @@ from .sm90a_config import (
 WARP_ROWS, WARPS = 16, 4  # of a block of 64 rows, a warp's; of a warpgroup
 WIDTHS = (SHELF_COLUMNS, 32, 16)  # columns of a part
 EARLY_SUMS = 64  # of C a thread, up to which registers hold what is added before it is needed
-AHEAD_SUMS, AHEAD = 128, 2  # up to which they hold a residual of so many parts: memory takes longer to answer than one
 SHELF_READY = 3  # the first warpgroup's named barrier; the others' follow
 
 
@@ -92,8 +91,6 @@ class Output:
             self.bias = view("bias").tile(tile, *at)
         self.parts = parts(p, cfg)
         self.wide = stores_wide(p)
-        alone = p.bias == "none" and p.activation == "none"  # a residual that registers have room for
-        self.ahead = AHEAD if alone and cfg.sums <= AHEAD_SUMS else 1  # parts whose residual is on its way
 
     # -- who holds what
     def _within(self, part: Part, threads, vector: Mode, pieces) -> ThreadValues:
@@ -143,6 +140,8 @@ class Output:
         """Bias and residual of a part, on their way from memory: the residual by rows if it is turned round.
 
         Where sums leave few registers, the bias comes when it is needed: many tiles share it, and L1 or L2 has it."""
+        if number >= len(self.parts):
+            return {}
         k, part, got = self.k, self.parts[number], {}
         bias = self._bias(part) if self.cfg.sums <= EARLY_SUMS else None
         if bias is not None:
@@ -156,27 +155,19 @@ class Output:
             return None
         return self.k.fragment(self.held(part), elementwise=self.p.bias == "full").load(self.bias)
 
-    def begun(self, numbers: Sequence[int] | None = None) -> list[dict[str, Fragment]]:
-        """What `fetch` gives for the first that are stored, of all or of these numbers."""
+    def store(self, sums: Fragment, first: dict[str, Fragment], numbers: Sequence[int] | None = None) -> None:
+        """Finishes and writes the tile, or the parts of these numbers. first: what `fetch` gave for the first."""
+        k, added = self.k, first
         order = list(range(len(self.parts)) if numbers is None else numbers)
-        return [self.fetch(number) for number in order[: self.ahead]]
-
-    def store(
-        self, sums: Fragment, first: Sequence[dict[str, Fragment]], numbers: Sequence[int] | None = None
-    ) -> None:  # fmt: skip
-        """Finishes and writes the tile, or the parts of these numbers. first: what `begun` gave."""
-        k, coming = self.k, list(first)
-        order = list(range(len(self.parts)) if numbers is None else numbers)
-        for i, number in enumerate(order):
+        for number, after in zip(order, [*order[1:], len(self.parts)]):
             part = self.parts[number]
             acc = self._part_of(sums, part)
-            if i + self.ahead < len(order):
-                coming.append(self.fetch(order[i + self.ahead]))
-            added = coming.pop(0)
+            coming = self.fetch(after)
             if not self.wide:
                 bias = added.get("bias") or self._bias(part)
                 out = finish(acc, bias, self.p.activation, added.get("residual"))
                 k.fragment(self.held(part)).store(self.c, out.to(self.p.output_type))
+                added = coming
                 continue
             shelf, put, take = self._shelf(number)
             if self.cfg.tma_store:
@@ -195,6 +186,7 @@ class Output:
                 barriers.warp_barrier()
                 k.fragment(self.taken(part)).store(self.c, k.fragment(take).load(shelf))
                 barriers.warp_barrier()  # read before the next part is put there
+            added = coming
 
     # -- TMA: one thread of each warpgroup sends what all have put on the shelf
     def _shelf_free(self, number: int) -> None:

@@ -211,13 +211,12 @@ def consume(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
         output = Output(k, as_dense(p, aligned), without, lambda name: c, tile.at, (), ring.shelf)
         if cfg.tma_store:
             output.shelf_left()
-        output.store(acc, output.begun())
+        output.store(acc, {})
 
     def send(tile: Tile, acc: Fragment) -> None:
         batch = (tile.group,) if p.has_groups("c") else ()
         row = tile.first if p.form == "m" else 0
-        output = Output(k, as_dense(p), cfg, lambda name: tile.c, tile.at, batch, ring.shelf, row)
-        output.store(acc, output.begun())
+        Output(k, as_dense(p), cfg, lambda name: tile.c, tile.at, batch, ring.shelf, row).store(acc, {})
 
     def write(tile: Tile, acc: Fragment) -> None:
         if p.form == "n":

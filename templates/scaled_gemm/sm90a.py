@@ -190,7 +190,7 @@ def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages
     def piece(piece: Piece, carried):
         output = ScaledOutput(k, p, cfg, view, (piece.row, piece.column), (), ring.shelf).scaled_by(given)
         early = piece.inside is True and cfg.split_k == 1 and not work.shares and cfg.sums <= EARLY_SUMS
-        added = output.begun() if early else []
+        added = output.fetch(0) if early else {}
         acc, after = (fast if p.fast_accum else promoted)(piece, barriers.Position.of(carried, cfg.stages))
         if cfg.one_tile and not cfg.k_cluster:
             barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
@@ -198,11 +198,11 @@ def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages
         if cfg.k_cluster:
             sm90a_cluster.add_up(k, p, cfg, acc, ring.inbox, barriers.cluster_rank(), output)
         elif work.shares:
-            work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.begun()))
+            work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
         elif piece.inside is True:
-            output.store(acc, added or output.begun())
+            output.store(acc, added if early else output.fetch(0))
         else:
-            k.when(piece.inside)(lambda: output.store(acc, output.begun()))
+            k.when(piece.inside)(lambda: output.store(acc, output.fetch(0)))
         return after
 
     work.walk(barriers.Position.start(cfg.stages, 0).carried, piece)
