@@ -9,6 +9,7 @@ captured graph each: the other way comes out of Inductor's cache there. Weights 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from . import _h200_time as timing
 WAYS = {"max-autotune": "ATEN,TRITON", "with us": "ATEN,TRITON,FLYKERNELS"}
 LAYERS = 4  # enough weights that no layer's are in L2 when its turn comes
 SAMPLE_US, ROUNDS = 20_000.0, 11
+ENDING = 20.0  # seconds that a process may take to end
 CACHE = 512  # tokens that each sequence has already, in the KV cache
 
 
@@ -336,15 +338,25 @@ class Waiting:
 
     def go(self) -> dict[str, Any]:
         """What it finds out. RuntimeError with its last words if it fails."""
-        told, _ = self.process.communicate("go\n")
-        if self.process.returncode:
-            last = self.words.read_text()[-3000:]
-            raise RuntimeError(f"{self.what}, {self.setting.name}: the process failed:\n{last}")
-        return json.loads(told.splitlines()[-1])
-
-    def end(self) -> None:
-        self.process.kill()
+        assert self.process.stdin and self.process.stdout
+        with contextlib.suppress(OSError):  # it has ended already: there are no lines
+            self.process.stdin.write("go\n")
+            self.process.stdin.close()
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.end(ENDING)
+                return json.loads(line)
         self.process.wait()
+        last = self.words.read_text()[-3000:]
+        raise RuntimeError(f"{self.what}, {self.setting.name}: the process failed:\n{last}")
+
+    def end(self, seconds: float = 0.0) -> None:
+        """Ends it, or waits so long for it to end."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 def rows(settings: Sequence[Setting], folder: Path) -> Iterator[dict[str, Any]]:
@@ -391,4 +403,5 @@ def main(what: str, name: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))))
+    print(json.dumps(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))), flush=True)
+    os._exit(0)  # without the seconds of waiting for helpers, which end by themselves

@@ -40,6 +40,7 @@ class Run:
         self.folder, self.file, self.progress = folder, file, progress
         self.end = time.perf_counter() + seconds
         self.ahead: Ahead | None = None
+        self.begun: list[Callable[[], None]] = []  # what goes on beside the sanitizers; these wait for it and report
         self.report = Report("h200", LABEL)
         self.raw: dict[str, list] = {}
 
@@ -65,6 +66,14 @@ class Run:
         if failed:
             self.report.bar(f"{part}: failed ({failed[0][:200]})", len(failed), at_most=0)
         return [row for row in found if "failed" not in row]
+
+    def collect(self) -> None:
+        """Waits for what was begun earlier, and reports it."""
+        while self.begun:
+            try:
+                self.begun.pop(0)()
+            except Exception as e:
+                self.report.bar(f"second process: {type(e).__name__}: {str(e)[:300]}", float("inf"), at_most=0)
 
     def save(self) -> None:
         if self.file is not None:
@@ -97,6 +106,7 @@ def dense(run: Run) -> None:
             at = [row[f"{state} {form}"] for row in found]
             ours = [a["ours ratio"] for a in at if "ours ratio" in a]
             name = f"dense15{_of(ours, cases)}, L2 {state}, {form}"
+            _bound(run, name, found, state, form)
             run.report.bar(f"{name}: ours / faster of ATen and Triton, geomean", _mean(ours), at_least=1.12)
             chosen = [a["with us ratio"] for a in at]
             run.report.bar(f"{name}: as autotuned with us, slowest shape", min(chosen, default=0.0), at_least=0.99)
@@ -107,7 +117,7 @@ def fused(run: Run) -> None:
     from . import _h200_gemm as gemm
 
     cases = [c for kind in ("gelu", "residual") for c in gemm.cases(kind)]
-    found = run.rows("fused", len(cases), _tuned(cases, forms=("graph",)))
+    found = run.rows("fused", len(cases), _tuned(cases, forms=("graph",), least=None))
     for row in found:
         what = "bias + gelu" if row["kind"] == "gelu" else "residual"
         cells = {"linear + ...": f"{what} {row['M']}x{row['N']}x{row['K']}"}
@@ -121,9 +131,20 @@ def fused(run: Run) -> None:
         at = [row[f"{state} graph"] for row in found]
         ours = [a["ours ratio"] for a in at if "ours ratio" in a]
         name = f"fused{_of(ours, cases)}, L2 {state}, graph"
+        _bound(run, name, found, state, "graph")
         run.report.bar(f"{name}: ours / best of ATen and Inductor, geomean", _mean(ours), at_least=1.12)
         chosen = [a["with us ratio"] for a in at]
         run.report.note(f"{name}: as autotuned, geomean {_mean(chosen):.4g}, slowest {min(chosen, default=0.0):.4g}")
+
+
+def _bound(run: Run, name: str, found: list, state: str, form: str) -> None:
+    """What the geometric mean can be at most, and the cases that it is made of."""
+    from . import _h200_bound as bound
+
+    if found:
+        most = bound.most(found, state, form)
+        run.report.note(f"{name}: the geomean that no kernel goes beyond: {most:.4g} (see bench/_h200_bound.py)")
+        run.raw.setdefault("bounds", []).append({"of": name, "cases": bound.bounds(found, state, form)})
 
 
 def _of(found: list, cases: list) -> str:
@@ -157,8 +178,6 @@ def layers(run: Run) -> None:
 
     folder = run.folder / "models"
     settings = [*models.SETTINGS, models.ENCODER]
-    if run.ahead is not None:
-        run.ahead.wait()  # nobody else compiles while tuning is timed
 
     def made() -> Iterable[dict[str, Any]]:
         for row in models.rows(settings, folder):
@@ -186,27 +205,31 @@ def layers(run: Run) -> None:
         f"Decoder: {models.LAYERS} layers of Llama 3 8B's shape, random bf16 weights, {models.CACHE} tokens of each "
         "sequence in the KV cache when decoding. Encoder: MiniLM-L6-v2's shape, mean pooling, random weights."
     )
-    _second_process(run, models.TUNED, folder)
+    if any(row["setting"] == models.TUNED.name for row in found):
+        run.begun.append(_second_process(run, models.TUNED, folder))
 
 
-def _second_process(run: Run, setting: Any, folder: Path) -> None:
+def _second_process(run: Run, setting: Any, folder: Path) -> Callable[[], None]:
+    """Begins two processes that compile a model anew; what waits for them and reports. What they count does not depend
+    on what runs beside them."""
     from . import _h200_layers as models
 
     starts = {"with us": "Inductor's cache and ours", "fresh": "our cache alone"}
+    threads = ThreadPoolExecutor(len(starts))
+    started = {what: threads.submit(models.Waiting(way, setting, folder).go) for way, what in starts.items()}
 
-    def made() -> Iterable[dict[str, Any]]:
-        with ThreadPoolExecutor() as threads:
-            started = [threads.submit(models.Waiting(inductor, setting, folder).go) for inductor in starts]
-            for what, process in zip(starts.values(), started):
-                yield {"start": what, **process.result()}
+    def reported() -> None:
+        found = run.rows("second process", 2, ({"start": what, **p.result()} for what, p in started.items()))
+        for row in found:
+            counts = {what: row[what] for what in ("seconds", "from_cache", "benchmarks", "compiles")}
+            run.report.row(
+                **{"a second process with": row["start"], **counts, "benchmarks of Inductor": row["measured"]}
+            )
+            run.report.bar(f"second process, {row['start']}: benchmarks", row["benchmarks"], at_most=0)
+            run.report.bar(f"second process, {row['start']}: compiles", row["compiles"], at_most=0)
+        run.report.bar("second process: anything measured by anybody", found[0]["measured"], at_most=0)
 
-    found = run.rows("second process", 2, made())
-    for row in found:
-        counts = {what: row[what] for what in ("seconds", "from_cache", "benchmarks", "compiles")}
-        run.report.row(**{"a second process with": row["start"], **counts, "benchmarks of Inductor": row["measured"]})
-        run.report.bar(f"second process, {row['start']}: benchmarks", row["benchmarks"], at_most=0)
-        run.report.bar(f"second process, {row['start']}: compiles", row["compiles"], at_most=0)
-    run.report.bar("second process: anything measured by anybody", found[0]["measured"], at_most=0)
+    return reported
 
 
 # -- the rest
@@ -229,16 +252,14 @@ def calls(run: Run) -> None:
     """What a launch costs the CPU."""
     from . import _h200_calls
 
-    if run.ahead is not None:
-        run.ahead.wait()  # the CPU is timed
-
     for row in run.rows("calls", len(_h200_calls.ways()), _h200_calls.rows()):
         run.report.row(**row)
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
-    "sanitizer": sanitizer, "dense": dense, "fused": fused, "calls": calls, "models": layers,
+    "calls": calls, "models": layers, "sanitizer": sanitizer, "dense": dense, "fused": fused,
 }  # fmt: skip
+UNDISTURBED = ("calls", "models")  # the CPU is timed, or what compiling takes: nobody else compiles meanwhile
 
 
 def ahead(parts: list[str]) -> Ahead:
@@ -276,7 +297,8 @@ def main(argv: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         os.environ.setdefault("FLYKERNELS_CACHE_DIR", str(folder / "flykernels"))
-        return _run(folder, given.part or list(PARTS), given.json, given.seconds)
+        parts = [part for part in PARTS if not given.part or part in given.part]
+        return _run(folder, parts, given.json, given.seconds)
 
 
 def _run(folder: Path, parts: list[str], file: Path | None, seconds: float) -> int:
@@ -292,17 +314,23 @@ def _run(folder: Path, parts: list[str], file: Path | None, seconds: float) -> i
     start = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         run = Run(folder, file.absolute() if file else None, progress, seconds)
-        run.ahead = ahead(parts)
         for part in parts:
             if time.perf_counter() > run.end:
                 run.report.note(f"{part}: out of time, not begun")
                 continue
+            if part not in UNDISTURBED and run.ahead is None:
+                run.ahead = ahead(parts)
+            if part != "sanitizer":  # which times nothing
+                run.collect()
             try:
                 PARTS[part](run)
             except Exception as e:
                 run.report.bar(f"{part}: {type(e).__name__}: {str(e)[:300]}", float("inf"), at_most=0)
             run.save()
-        run.ahead.stop()
+        run.collect()
+        run.save()
+        if run.ahead is not None:
+            run.ahead.stop()
     run.report.note(
         "cold: operands that L2 does not hold (copies in turn, or L2 overwritten); hot: the same ones each time."
     )

@@ -14,12 +14,18 @@ from __future__ import annotations
 import contextlib
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import private
+
 FLUSHED = 256 << 20  # bytes overwritten before each run: several times what L2 holds, and 70 us or more of a GPU's time
 WARM, FEWEST, MOST = 3, 5, 50  # runs of each
+FLUSHING = 60e-6  # seconds that this takes at least
+LATE = 100e-6  # that Python may take for a run, until that is known
+GIGAHERTZ = 2.0  # of a GPU's clock, about
 BUDGET_MS = 25.0  # for each
 COPIES_MOST = 32
 CALLS_LEAST, CALLS_MOST = 4, 32  # of a graph whose calls all have the same operands
@@ -34,16 +40,22 @@ def alone(run: Callable[[], Any]) -> float:
 
     flush = _flush()
 
-    def taken(times: int) -> float:
+    def taken(times: int, late: float) -> tuple[float, float]:
+        """(the median time of so many runs, seconds that Python took for each). late: those that it may take: the GPU
+        is kept busy so long that no run waits for Python, which may first have to copy what a run changes."""
         pairs = []
+        private.occupy_gpu(int(max(late, times * (late - FLUSHING)) * GIGAHERTZ * 1e9))
+        begin = time.perf_counter()
         for _ in range(times):
             flush.zero_()
             pairs.append(_timed([run]))
+        late = (time.perf_counter() - begin) / times
         torch.cuda.synchronize()
-        return statistics.median(start.elapsed_time(end) for start, end in pairs)
+        return statistics.median(start.elapsed_time(end) for start, end in pairs), late
 
     run()
-    return taken(max(FEWEST, min(MOST, int(BUDGET_MS / max(taken(WARM), 1e-3)))))
+    about, late = taken(WARM, LATE)
+    return taken(max(FEWEST, min(MOST, int(BUDGET_MS / max(about, 1e-3)))), late)[0]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from .fingerprint import fingerprint
 log = logging.getLogger(__name__)
 
 _lock = threading.Lock()
-_state = {"off": False}
+_state = {"off": False, "asked": False}  # disabled; whether a graph of this process has asked for us
 
 
 def tokens(backends: str) -> list[str]:
@@ -28,6 +28,17 @@ def active() -> bool:
     if not (config.max_autotune or config.max_autotune_gemm):
         return False
     return TOKEN in tokens(config.max_autotune_gemm_backends)
+
+
+def times_gpus() -> bool:
+    """Whether a time that Inductor wants of a GPU is to be taken as ours are: in graphs that ask for us, and where one
+    has, at the first calls of compiled code, at which its kernels choose their configurations.
+
+    Its own times of small kernels are Python's (see gpu_timing): of two configurations of a norm that takes 2 us, and
+    10 us, either wins."""
+    if private.compiling():
+        return active()
+    return _state["asked"] and not _state["off"]
 
 
 def enable() -> bool:
@@ -78,6 +89,12 @@ def _settle(timings: dict) -> dict:
     return choices.told(runoff.settle(timings))
 
 
+def _milliseconds(run: Any) -> float:
+    from . import gpu_timing
+
+    return gpu_timing.alone(run)
+
+
 def _record(timings: dict, *feedback: Any) -> None:
     from . import choices, runoff
 
@@ -94,6 +111,7 @@ def _with_fused_candidates(original: Any) -> Any:
         if active():
             from . import fusion
 
+            _state["asked"] = True
             fusion.run(gm)
         return result
 
@@ -109,6 +127,7 @@ def _hook() -> bool:
     names = loaded.names
     names.add_feedback_saver(_record)
     _enter_cache_keys(names)
+    private.same_ptxas_as_helpers()
     private.teach_scaled_shapes()
     private.teach_scaled_grouped()
     if names.post_grad_passes is None:
@@ -126,6 +145,7 @@ def hook() -> bool:
     if ok:  # each time: someone may have called clear_preprocessing_fns()
         private.add_preprocessing(_offer)
         private.around_autotuning(active, _settle)
+        private.around_gpu_benchmarks(times_gpus, _milliseconds)
         artifacts.register()
     return ok
 

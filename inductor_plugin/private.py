@@ -358,6 +358,54 @@ def around_autotuning(when: Any, settle: Any) -> None:
     cache.do_autotuning = do_autotuning
 
 
+PLAIN = {"warmup", "rep", "is_vetted_benchmarking"}  # what Inductor says of a benchmark that wants one number
+
+
+def around_gpu_benchmarks(when: Any, milliseconds: Any) -> None:
+    """While `when()`, the time of a run on a GPU is `milliseconds(run)`, wherever Inductor wants one: of its templates,
+    with what they take in, or of its other kernels' configurations. Other wishes it sees to itself."""
+    import torch
+
+    names = load().names
+    kind = type(names.benchmarker)
+    original = getattr(kind, "benchmark_gpu", None)
+    if original is None:
+        log.info("this torch times kernels elsewhere: they are timed as it does")
+        return
+    if getattr(original, "flykernels", False):
+        return
+
+    @functools.wraps(original)
+    def benchmark_gpu(self: Any, _callable: Any, *args: Any, **kwargs: Any) -> Any:
+        wishes = args or not PLAIN.issuperset(kwargs)
+        fixed = getattr(
+            names.config, "deterministic", False
+        )  # results are the same each time: it may refuse to measure
+        if wishes or fixed or not torch.cuda.is_available() or not when():
+            return original(self, _callable, *args, **kwargs)
+        return milliseconds(_callable)
+
+    benchmark_gpu.flykernels = True  # type: ignore[attr-defined]
+    kind.benchmark_gpu = benchmark_gpu
+
+
+def same_ptxas_as_helpers() -> None:
+    """Lets this process look for Triton's kernels as Inductor's helper processes leave them: these take torch's own
+    ptxas, whose version and path are part of the cache's keys, and this process does not until it has compiled a kernel
+    itself. What helpers compiled for an autotuning call was then compiled again, one after the other."""
+    try:
+        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+    except ImportError:
+        log.info("this torch chooses ptxas elsewhere")
+        return
+    _set_triton_ptxas_path()
+
+
+def compiling() -> bool:
+    """Whether this thread is in the middle of compiling a graph."""
+    return hasattr(load().names.V.graph, "sizevars")
+
+
 def tunes_elsewhere() -> bool:
     """Whether candidates are to be run in processes of their own, because they might take this one down."""
     return bool(load().names.config.autotune_in_subproc)

@@ -21,11 +21,12 @@ LOSS_MOST = 0.02  # of INERTIA in one state, where the other makes up for it: th
 OURS, TEMPLATES = 8, 2  # that take part; of ATen's all do
 CLOSE_OURS, CLOSE_OTHERS = 3, 2  # that are timed at length, where the best of both sides
 APART = 0.08  # are no further apart than this
+BEHIND_MS = 1e3  # what Inductor takes in of other kernels never saves as much
 
 
 def settle(timings: dict) -> dict:
-    """Milliseconds by choice, those of the finalists measured anew, and nobody else's below them. What it was given
-    where there is nothing to decide, or where it cannot be measured here. Never raises."""
+    """Milliseconds by choice as Inductor is to know them (see `_told`), after the finalists were measured anew. What it
+    was given where there is nothing to decide, or where it cannot be measured here. Never raises."""
     try:
         finalists = _finalists(timings)
         if not finalists or private.capturing() or private.tunes_elsewhere():
@@ -48,6 +49,9 @@ def among_ours(milliseconds: dict) -> dict:
         with private.on_device(valid[0].layout.device):
             times = gpu_timing.in_turns([c.bmreq.calls for c in valid], valid[0].bmreq.bytes)
         found = {c: t.mean * (1 + measure.INERTIA) for c, t in zip(valid, times) if t is not None}
+        choices.remember(
+            valid[0].request.key, {choices.label(c): t.mean * 1e3 for c, t in zip(valid, times) if t is not None}
+        )
         return {c: found.get(c, max(t, *found.values())) for c, t in milliseconds.items()}
     except Exception as e:
         log.warning("our candidates were not measured again: %s: %s", type(e).__name__, e)
@@ -72,7 +76,8 @@ _together: dict[str, frozenset[str]] = {}  # of a problem, by its key's digest, 
 def _question(timings: dict, finalists: list[Any]) -> tuple:
     request = next(c.request for c in finalists if isinstance(c, Choice))
     followed = any(isinstance(c, Choice) and c.followed for c in finalists)
-    return request.key.digest, followed, frozenset(choices.label(c) for c in timings)
+    # of those that failed Inductor tells the first time alone
+    return request.key.digest, followed, frozenset(choices.label(c) for c, t in timings.items() if math.isfinite(t))
 
 
 def _known(timings: dict, finalists: list[Any]) -> dict | None:
@@ -82,7 +87,7 @@ def _known(timings: dict, finalists: list[Any]) -> dict | None:
     entry = settings.store().lookup(request.key) if found is not None else None
     if found is None or entry is None or not entry.winner:
         return None
-    return {c: found[choices.label(c)] for c in timings}
+    return {c: found.get(choices.label(c), math.inf) for c in timings}
 
 
 def comparable(key: Any, microseconds: dict[str, float]) -> dict[str, float]:
@@ -118,23 +123,49 @@ def _measured(timings: dict, finalists: list[Any]) -> dict:
                 continue
             makers.append(make)
             kept.append(choice)
+        of = lambda times: {c: t for c, t in zip(kept, times) if t is not None}
+        likely = lambda times: [kept.index(c) for c in _close(of(times))]
+        timed = of(gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes, measure.variants(finalists[-1].spec), likely))
         followed = any(isinstance(c, Choice) and c.followed for c in kept)
         apart = _pass(finalists[-1].bmreq.output_tensor_meta) if followed else Pair(0.0, 0.0)
-        whole = lambda times: {c: t if _takes_in(c) else t.plus(apart) for c, t in zip(kept, times) if t is not None}
-        likely = lambda times: [kept.index(c) for c in _close(whole(times))]
-        times = gpu_timing.in_turns(makers, finalists[-1].bmreq.bytes, measure.variants(finalists[-1].spec), likely)
-    found = judged(whole(times))
+    found = judged(timed)
+    counted = judged({c: t if _takes_in(c) else t.plus(apart) for c, t in timed.items()})
     slowest = max(found.values())
     settled = {c: found.get(c, max(t, slowest)) for c, t in timings.items()}
     request = next(c.request for c in kept if isinstance(c, Choice))
-    timed = {c: t for c, t in zip(kept, times) if t is not None}
-    told = [f"{choices.label(c)} {t.cold * 1e3:.1f} us cold, {t.hot * 1e3:.1f} hot" for c, t in timed.items()]
-    log.info("%s M=%s: last round: %s", request.op, request.m, "; ".join(told))
+    words = [f"{choices.label(c)} {t.cold * 1e3:.1f} us cold, {t.hot * 1e3:.1f} hot" for c, t in timed.items()]
+    log.info("%s M=%s: last round: %s", request.op, request.m, "; ".join(words))
     choices.record(settled, request.op, [], list(settled))
     choices.remember(request.key, {choices.label(c): t.mean * 1e3 for c, t in timed.items()})
     _together[request.key.digest] = frozenset(map(choices.label, timed))
-    _decided[_question(timings, finalists)] = {choices.label(c): t for c, t in settled.items()}
-    return settled
+    sure = isinstance(min(counted, key=counted.__getitem__), Choice)
+    told = _told(timings, found, {c: t.mean for c, t in timed.items()}, sure)
+    _decided[_question(timings, finalists)] = {choices.label(c): t for c, t in told.items()}
+    return told
+
+
+def _told(timings: dict, judged: dict, alone: dict, sure: bool) -> dict:
+    """Milliseconds by choice for Inductor: who won, and nothing that would mislead it in what it decides next.
+
+    It then times its templates with what follows, or what comes before, taken in, and takes such a kernel if it is
+    faster than the times here and the other kernel's together. It times single calls: small ones take a few
+    microseconds longer than in the last round, large ones, which power holds back in a row, a sixth less. Beside the
+    last round's times it would take in nothing of small products, and whatever there is of large ones. So times stay
+    on its own scale, and only who of the finalists is faster comes from the last round. Where one of ours won though
+    all that could be taken in was counted, nothing that is timed later comes before it.
+
+    judged: milliseconds that order the finalists; alone: theirs as they are; sure: whether ours won with that counted
+    """
+    theirs = {c: t for c, t in timings.items() if not isinstance(c, Choice)}
+    winner = min(judged, key=judged.__getitem__)
+    ours = {winner: judged[winner]} if isinstance(winner, Choice) else {}
+    if ours and sure:
+        return {c: ours.get(c, max(t, judged[winner] + BEHIND_MS)) for c, t in timings.items()}
+    timed = {c: t for c, t in alone.items() if c in theirs}
+    scale = min(theirs.values()) / min(timed.values())
+    found = {c: t * scale for c, t in {**timed, **ours}.items()}
+    slowest = max(found.values())
+    return {c: found.get(c, max(t, slowest + (0.0 if c in theirs else BEHIND_MS))) for c, t in timings.items()}
 
 
 def _close(times: dict[Any, Pair]) -> list[Any]:

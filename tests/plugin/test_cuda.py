@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 
 from flykernels.codeobject import Argument, CodeObject, Extent, TensorMap
 from flykernels.launch import cuda
-from inductor_plugin import bind_gpu, choices, devices, kernels, measure, private, requests, settings
+from inductor_plugin import bind_gpu, choices, devices, install, kernels, measure, private, requests, settings
 from templates.gemm import arguments
 from templates.gemm.problem import GemmProblem
 from tests.launch.recorder import RecordingCuda
@@ -236,3 +237,61 @@ def test_explain_speaks_of_sm_90a():
     assert "on sm90a" in said and "eligible" in said and "no sm90a device here" in said
     said = CliRunner().invoke(main, [*asked[:-3], "f32", *asked[-2:]]).output
     assert "not eligible: dtype is f32; the sm90a kernel multiplies bf16 and f16" in " ".join(said.split())
+
+
+class Benchmarker:
+    """Stands for Inductor's."""
+
+    def benchmark_gpu(self, _callable, rep=40, return_mode="min", is_vetted_benchmarking=False, warmup=25):
+        return "as Inductor does"
+
+
+def test_where_a_graph_asks_inductor_s_times_of_a_gpu_are_taken_as_ours(monkeypatch):
+    names = private.load().names
+    assert {"_callable", "is_vetted_benchmarking"} <= set(
+        inspect.signature(type(names.benchmarker).benchmark_gpu).parameters
+    )
+    on, own = [True], "as Inductor does"
+    kind = type("Own", (Benchmarker,), {})
+    monkeypatch.setattr(names, "benchmarker", kind())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for _ in range(2):  # hooks are installed each time that somebody enables the plugin
+        private.around_gpu_benchmarks(lambda: on[0], lambda run: run() / 2)
+    measured = lambda **wishes: names.benchmarker.benchmark_gpu(lambda: 4.0, **wishes)
+    assert measured() == measured(rep=40, warmup=25, is_vetted_benchmarking=True) == 2.0
+    assert measured(return_mode="all") == own  # more than a number
+    with names.config.patch(deterministic=True):
+        assert measured() == own
+    on[0] = False
+    assert measured() == own
+    on[0] = True
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a GPU of another kind
+    assert measured() == own
+
+
+def test_whose_times_those_are():
+    from tests.plugin.conftest import compile_with
+
+    seen = []
+
+    def look(given):
+        seen.append(install.times_gpus())
+        return given
+
+    a, b = torch.randn(24, 32), torch.randn(32, 40)
+    hooks = private.load().names.get_algorithm_selector_cache().preprocessing_fns
+    hooks.append(look)
+    before = dict(install._state)
+    try:
+        install._state["asked"] = False
+        torch.compile(lambda a, b: a @ b, options={"max_autotune": True, "max_autotune_gemm_backends": "ATEN"})(a, b)
+        assert not install.times_gpus() and not any(seen)
+        seen.clear()
+        compile_with(lambda a, b: a @ b + 1)(a, b)
+        assert install.times_gpus()  # its first calls, too
+        install._state["off"] = True
+        assert not install.times_gpus()
+    finally:
+        install._state.update(before)
+        hooks.remove(look)
+    assert seen and all(seen)

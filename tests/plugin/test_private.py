@@ -240,3 +240,15 @@ def test_scaled_grouped_products_are_lowered_as_the_plugin_reads_them(names):
     kinds, where = torch.nn.functional.ScalingType, torch.nn.functional.SwizzleType
     assert (kinds.RowWise.value, kinds.BlockWise1x32.value) == (lower.BY_ROW, lower.BLOCKWISE_1X32)
     assert (where.NO_SWIZZLE.value, where.SWIZZLE_32_4_4.value) == (lower.PLAIN, lower.SWIZZLED)
+
+
+def test_this_process_takes_the_ptxas_that_helpers_take(monkeypatch):
+    from torch._inductor.runtime import compile_tasks
+
+    called = []
+    assert parameters(compile_tasks._set_triton_ptxas_path) == set()
+    monkeypatch.setattr(compile_tasks, "_set_triton_ptxas_path", lambda: called.append("set"))
+    private.same_ptxas_as_helpers()
+    assert called == ["set"]
+    monkeypatch.delattr(compile_tasks, "_set_triton_ptxas_path")  # a torch that sees to it elsewhere
+    private.same_ptxas_as_helpers()
