@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flykernels.codeobject import CodeObject
-from flykernels.dtypes import bf16, f4e2m1
+from flykernels.dtypes import bf16, f4e2m1, f16
 from flykernels.lang import TraceError
 from flykernels.microscaling import encode
 from flykernels.targets import gfx950, sm90a, sm90a_fp4
@@ -80,3 +80,17 @@ def test_three_lines_are_the_codes_of_all_magnitudes(kind):
     lines = [(2.0, 0), (1.0, 2), (sm90a_fp4.FLAT[kind], 5)]
     least = np.min([rounded(sm90a_fp4.BASE[kind] + start + slope * y, kind.name) for slope, start in lines], 0)
     assert (least - sm90a_fp4.BASE[kind] == encode(y, f4e2m1)).all() and len(y) > 16000
+
+
+def test_f16_scaled_in_two_parts_has_the_codes_of_the_product():
+    """Every f16 that a block's power of two leaves below 8: magnitudes times the first part, slopes times the second,
+    each line rounded once to f16, as `sm90a_fp4.factors` splits powers and the kernel multiplies."""
+    x = np.arange(31 << 10, dtype=np.uint16).view(np.float16).astype(np.float64)
+    rounds = lambda v: v.astype(np.float16).astype(np.float64)  # nearest, ties to even; of float64, where v is exact
+    for power in range(-13, 27):  # of blocks whose largest number is from 2^15 down to 2^-24
+        here = x[x * 2.0**power < 8]
+        first, second = 2.0 ** max(min(power, 15), -14), 2.0 ** max(min(power - 15, 14), 0)
+        assert first * second == 2.0**power
+        size = rounds(here * first)
+        lines = [rounds(sm90a_fp4.BASE[f16] + start + size * (slope * second)) for slope, start in sm90a_fp4.LINES[f16]]
+        assert (np.min(lines, 0) - sm90a_fp4.BASE[f16] == encode(here * 2.0**power, f4e2m1)).all()
