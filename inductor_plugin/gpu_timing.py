@@ -24,7 +24,7 @@ from . import private
 FLUSHED = 256 << 20  # bytes overwritten before each run: several times what L2 holds, and 70 us or more of a GPU's time
 WARM, FEWEST, MOST = 3, 5, 50  # runs of each
 FLUSHING = 60e-6  # seconds that this takes at least
-LATE = 100e-6  # that Python may take for a run, until that is known
+LATE, LATE_MOST = 100e-6, 300e-6  # that Python may take for a run, until that is known; a longer time was a pause
 GIGAHERTZ = 2.0  # of a GPU's clock, about
 BUDGET_MS = 25.0  # for each
 COPIES_MOST = 32
@@ -49,7 +49,7 @@ def alone(run: Callable[[], Any]) -> float:
         for _ in range(times):
             flush.zero_()
             pairs.append(_timed([run]))
-        late = (time.perf_counter() - begin) / times
+        late = min((time.perf_counter() - begin) / times, LATE_MOST)
         torch.cuda.synchronize()
         return statistics.median(start.elapsed_time(end) for start, end in pairs), late
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -261,7 +262,8 @@ def test_times_are_of_the_calls_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(gpu_timing, "DEVICE", "cpu")
     monkeypatch.setattr(gpu_timing, "FLUSHED", 64)
-    monkeypatch.setattr(private, "occupy_gpu", lambda cycles: None)
+    occupied = []
+    monkeypatch.setattr(private, "occupy_gpu", occupied.append)
 
     def takes(milliseconds):
         Event.now += milliseconds
@@ -283,6 +285,8 @@ def test_times_are_of_the_calls_alone(monkeypatch):
         return lambda count: made.append(count) or [lambda: takes(hot), *[lambda: takes(2 * cold - hot)] * (count - 1)]
 
     assert gpu_timing.alone(lambda: takes(0.25)) == pytest.approx(0.25)
+    assert gpu_timing.alone(lambda: time.sleep(0.02) or takes(0.25)) == pytest.approx(0.25)  # a pause of Python's
+    assert max(occupied) <= gpu_timing.MOST * gpu_timing.LATE_MOST * gpu_timing.GIGAHERTZ * 1e9
     found = gpu_timing.in_turns([maker(0.5, 0.5), maker(0.125, 0.0625)], size=32)
     assert made == [2, 2]
     some = gpu_timing.in_turns(
