@@ -378,7 +378,7 @@ def around_gpu_benchmarks(when: Any, milliseconds: Any) -> None:
     @functools.wraps(original)
     def benchmark_gpu(self: Any, _callable: Any, *args: Any, **kwargs: Any) -> Any:
         wishes = args or not PLAIN.issuperset(kwargs)
-        fixed = getattr(names.config, "deterministic", False)  # it may refuse to measure: results are the same each time
+        fixed = getattr(names.config, "deterministic", False)  # then it may refuse to measure
         if wishes or fixed or not torch.cuda.is_available() or not when():
             return original(self, _callable, *args, **kwargs)
         return milliseconds(_callable)
