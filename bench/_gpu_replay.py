@@ -41,10 +41,10 @@ def elapsed(run: Callable[[], Any]) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-def repeated(call: Callable[[], Any], guess_us: float, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, int]:
-    """(a graph of several calls on the same operands, how many). guess_us: about what one takes; pool: of `graph_of`"""
+def repeated(call: Callable[[], Any], guess_us: float) -> tuple[torch.cuda.CUDAGraph, int]:
+    """(a graph of several calls on the same operands, how many). guess_us: about what one takes."""
     times = times_for(guess_us)
-    return graph([call], times, pool), times
+    return graph([call], times), times
 
 
 def lasting(calls: Sequence[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, int]:

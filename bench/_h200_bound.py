@@ -22,8 +22,6 @@ from . import _h200_time as timing
 from ._h200_gemm import Case
 from .common import geomean
 
-OURS = ("ours", "with us")
-
 
 def _case(row: dict[str, Any]) -> Case:
     return Case(row["kind"], row["M"], row["N"], row["K"])

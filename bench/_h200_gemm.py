@@ -129,8 +129,7 @@ def run(case: Case, states=timing.STATES, forms=timing.FORMS, least: float | Non
     ours, entry = best_of_ours(case)
     if ours is not None:
         name, call = ours
-        added = {"mm": lambda s: (), "gelu": lambda s: (s[2],), "residual": lambda s: (s[3],)}[case.kind]
-        ways["ours"] = lambda i: call(sets[i][0], sets[i][1].t(), *added(sets[i]), out=sets[i][4])
+        ways["ours"] = way_of_ours(case, call, sets)
     errors = {n: error(case, sets[0], way(0)) for n, way in ways.items()}
     others = [w for w in ways if w not in ("with us", "ours", ANEW)]
     compiled_others = [w for w in ways if w not in ("with us", "ours") and (w != "ATen" or ANEW not in ways)]
@@ -171,6 +170,12 @@ def entries() -> Iterator[Any]:
 
     for path in (Path(settings.store().directories[0]) / "entries").glob("*/*.json"):
         yield Entry.from_json(path.read_text())
+
+
+def way_of_ours(case: Case, call: Callable, sets: list) -> Callable[[int], Any]:
+    """What runs `best_of_ours`' callable on a set of `operands`."""
+    added = {"mm": lambda s: (), "gelu": lambda s: (s[2],), "residual": lambda s: (s[3],)}[case.kind]
+    return lambda i: call(sets[i][0], sets[i][1].t(), *added(sets[i]), out=sets[i][4])
 
 
 def best_of_ours(case: Case) -> tuple[tuple[str, Callable] | None, Any]:

@@ -111,9 +111,7 @@ def row(meter: Meter, case: gemm.Case) -> dict[str, Any]:
     }
     best, _ = gemm.best_of_ours(case)
     if best is not None:
-        _, call = best
-        added = {"mm": lambda s: (), "gelu": lambda s: (s[2],), "residual": lambda s: (s[3],)}[case.kind]
-        ways["ours"] = lambda i: call(sets[i][0], sets[i][1].t(), *added(sets[i]), out=sets[i][4])
+        ways["ours"] = gemm.way_of_ours(case, best[1], sets)
     for way in ways.values():
         way(0)
     calls = timing.calls_of(ways, len(sets))

@@ -36,8 +36,7 @@ class Question:
     def problem(self) -> Any:
         if self.op == "topk":
             p = TopKProblem(self.rows, self.width, self.k, self.dtype, self.largest)
-            short = self.width * p.element.bytes < p.align
-            return replace(p, align=p.element.bytes) if short else p
+            return replace(p, align=p.element.bytes) if p.short else p
         return RMSNormProblem(self.width, self.dtype, self.weight_dtype, rstd=True, rows_hint=self.rows)
 
     def case(self) -> dict:

@@ -328,34 +328,42 @@ def capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+def _around(owner: Any, name: str, otherwise: str, wrap: Any) -> None:
+    """Puts `wrap(original)` in the place of owner.name, once however often it is asked; logs `otherwise` where this
+    torch has no such name."""
+    original = getattr(owner, name, None)
+    if original is None:
+        log.info("%s", otherwise)
+    elif not getattr(original, "flykernels", False):
+        ours: Any = functools.wraps(original)(wrap(original))
+        ours.flykernels = True
+        setattr(owner, name, ours)
+
+
 def around_autotuning(when: Any, settle: Any) -> None:
     """In graphs in which `when()`: autotuning calls go on with ATen where there is no room for their tensors, which
     Inductor makes outside of what it catches (pytorch#190837), and `settle(milliseconds by choice)` has the last word.
     """
-    cache = load().names.get_algorithm_selector_cache()
-    original = getattr(cache, "do_autotuning", None)
-    if original is None:
-        log.info("this torch autotunes elsewhere: a lack of memory while measuring is not caught")
-        return
-    if getattr(original, "flykernels", False):
-        return
 
-    @functools.wraps(original)
-    def do_autotuning(*args: Any, **kwargs: Any) -> Any:
-        for attempt in (1, 2):
-            try:
-                timings = original(*args, **kwargs)
-                return settle(timings) if timings and when() else timings
-            except Exception as e:
-                aten = _aten_of(original, args, kwargs) if when() and out_of_memory(e) else None
-                if aten is None:
-                    raise
-                log.warning("no memory for measuring %s: %s", aten.name, "ATen serves it" if attempt == 2 else "again")
-            free_memory()
-        return {aten: UNMEASURED_MILLISECONDS}
+    def wrap(original: Any) -> Any:
+        def do_autotuning(*args: Any, **kwargs: Any) -> Any:
+            for attempt in (1, 2):
+                try:
+                    timings = original(*args, **kwargs)
+                    return settle(timings) if timings and when() else timings
+                except Exception as e:
+                    aten = _aten_of(original, args, kwargs) if when() and out_of_memory(e) else None
+                    if aten is None:
+                        raise
+                    what = "ATen serves it" if attempt == 2 else "again"
+                    log.warning("no memory for measuring %s: %s", aten.name, what)
+                free_memory()
+            return {aten: UNMEASURED_MILLISECONDS}
 
-    do_autotuning.flykernels = True  # type: ignore[attr-defined]
-    cache.do_autotuning = do_autotuning
+        return do_autotuning
+
+    otherwise = "this torch autotunes elsewhere: a lack of memory while measuring is not caught"
+    _around(load().names.get_algorithm_selector_cache(), "do_autotuning", otherwise, wrap)
 
 
 PLAIN = {"warmup", "rep", "is_vetted_benchmarking"}  # what Inductor says of a benchmark that wants one number
@@ -367,24 +375,19 @@ def around_gpu_benchmarks(when: Any, milliseconds: Any) -> None:
     import torch
 
     names = load().names
-    kind = type(names.benchmarker)
-    original = getattr(kind, "benchmark_gpu", None)
-    if original is None:
-        log.info("this torch times kernels elsewhere: they are timed as it does")
-        return
-    if getattr(original, "flykernels", False):
-        return
 
-    @functools.wraps(original)
-    def benchmark_gpu(self: Any, _callable: Any, *args: Any, **kwargs: Any) -> Any:
-        wishes = args or not PLAIN.issuperset(kwargs)
-        fixed = getattr(names.config, "deterministic", False)  # then it may refuse to measure
-        if wishes or fixed or not torch.cuda.is_available() or not when():
-            return original(self, _callable, *args, **kwargs)
-        return milliseconds(_callable)
+    def wrap(original: Any) -> Any:
+        def benchmark_gpu(self: Any, _callable: Any, *args: Any, **kwargs: Any) -> Any:
+            wishes = args or not PLAIN.issuperset(kwargs)
+            fixed = getattr(names.config, "deterministic", False)  # then it may refuse to measure
+            if wishes or fixed or not torch.cuda.is_available() or not when():
+                return original(self, _callable, *args, **kwargs)
+            return milliseconds(_callable)
 
-    benchmark_gpu.flykernels = True  # type: ignore[attr-defined]
-    kind.benchmark_gpu = benchmark_gpu
+        return benchmark_gpu
+
+    otherwise = "this torch times kernels elsewhere: they are timed as it does"
+    _around(type(names.benchmarker), "benchmark_gpu", otherwise, wrap)
 
 
 def same_ptxas_as_helpers() -> None:

@@ -48,10 +48,9 @@ def among_ours(milliseconds: dict) -> dict:
             return milliseconds
         with private.on_device(valid[0].layout.device):
             times = gpu_timing.in_turns([c.bmreq.calls for c in valid], valid[0].bmreq.bytes)
-        found = {c: t.mean * (1 + measure.INERTIA) for c, t in zip(valid, times) if t is not None}
-        choices.remember(
-            valid[0].request.key, {choices.label(c): t.mean * 1e3 for c, t in zip(valid, times) if t is not None}
-        )
+        timed = {c: t for c, t in zip(valid, times) if t is not None}
+        found = {c: t.mean * (1 + measure.INERTIA) for c, t in timed.items()}
+        _remember(valid[0].request.key, timed)
         return {c: found.get(c, max(t, *found.values())) for c, t in milliseconds.items()}
     except Exception as e:
         log.warning("our candidates were not measured again: %s: %s", type(e).__name__, e)
@@ -136,7 +135,7 @@ def _measured(timings: dict, finalists: list[Any]) -> dict:
     words = [f"{choices.label(c)} {t.cold * 1e3:.1f} us cold, {t.hot * 1e3:.1f} hot" for c, t in timed.items()]
     log.info("%s M=%s: last round: %s", request.op, request.m, "; ".join(words))
     choices.record(settled, request.op, [], list(settled))
-    choices.remember(request.key, {choices.label(c): t.mean * 1e3 for c, t in timed.items()})
+    _remember(request.key, timed)
     _together[request.key.digest] = frozenset(map(choices.label, timed))
     sure = isinstance(min(counted, key=counted.__getitem__), Choice)
     told = _told(timings, found, {c: t.mean for c, t in timed.items()}, sure)
@@ -166,6 +165,11 @@ def _told(timings: dict, judged: dict, alone: dict, sure: bool) -> dict:
     found = {c: t * scale for c, t in {**timed, **ours}.items()}
     slowest = max(found.values())
     return {c: found.get(c, max(t, slowest + (0.0 if c in theirs else BEHIND_MS))) for c, t in timings.items()}
+
+
+def _remember(key: Any, timed: dict[Any, Pair]) -> None:
+    """Puts what was timed in a row into the cache, in place of single calls' times."""
+    choices.remember(key, {choices.label(c): t.mean * 1e3 for c, t in timed.items()})
 
 
 def _close(times: dict[Any, Pair]) -> list[Any]:

@@ -191,7 +191,7 @@ class View:
         elementwise: each element of the vector has its own address (a strided or transposed operand)."""
         view, n, bits = self._like(tv), tv.vector.size, _plain(self.dtype)
         checks, plain = view._checks(k, tv, digits), replace(view, dtype=bits)
-        once = view._once(k, tv)
+        once = view._own(k, tv, "once")
 
         def fetch(pointer, width, alignment):
             return once.read(pointer, bits, n) if once and width == n else plain.read(pointer, width, alignment)
@@ -219,7 +219,7 @@ class View:
         checks = view._checks(k, tv, digits)
         element = view._elements(k, tv, digits, elementwise)
         if not elementwise and _whole(checks):
-            own = view._once(k, tv) or view._kept(k, tv)
+            own = view._own(k, tv, "once") or view._own(k, tv, "kept")
 
             @k.when(_within(checks, 0))
             def _():
@@ -278,15 +278,10 @@ class View:
         llvm.StoreOp(value.ssa, pointer, alignment=alignment)
 
     # -- where, how far, how well aligned
-    def _once(self, k, tv: ThreadValues):
-        """The target's accesses past its caches, where it has those for the layout's vectors."""
-        own, size = getattr(k.target, "once", None), tv.vector.size * self.dtype.bytes
-        return own if self.once and own and size == own.BYTES and self._alignment(tv) % size == 0 else None
-
-    def _kept(self, k, tv: ThreadValues):
-        """The target's stores that caches keep, where it has those for the layout's vectors."""
-        own, size = getattr(k.target, "kept", None), tv.vector.size * self.dtype.bytes
-        return own if self.kept and own and size in own.SIZES and self._alignment(tv) % size == 0 else None
+    def _own(self, k, tv: ThreadValues, wish: str):
+        """The target's own accesses for what is `once` or `kept`, where it has those for the layout's vectors."""
+        own, size = getattr(k.target, wish, None), tv.vector.size * self.dtype.bytes
+        return own if getattr(self, wish) and own and size in own.SIZES and self._alignment(tv) % size == 0 else None
 
     def index(self, coord):
         """Element offset of a coordinate (ints, arrays or Values)."""

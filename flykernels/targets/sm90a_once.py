@@ -8,6 +8,7 @@ from ..lang.values import Value, constant, mlir_type
 from ..mlir import ir, llvm
 
 BYTES = 16  # of an access: the widest
+SIZES = (BYTES,)
 WORDS = BYTES // 4
 
 

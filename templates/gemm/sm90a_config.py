@@ -127,6 +127,11 @@ class Sm90aConfig:
         """Workgroups of a cluster."""
         return self.split_k if self.k_cluster else self.cluster_size
 
+    def policy(self, operand: str) -> str:
+        """How long L2 is to keep the lines of operand "a" or "b", by the name that `sm90a_tma` has for it."""
+        first = {"none": "", "b": "b", "both": "ab"}[self.evict]
+        return "evict_first" if operand in first else "normal"
+
     def steps(self, p: GemmProblem) -> int:
         """K tiles."""
         return ceil(p.k / self.tile_k)

@@ -146,10 +146,6 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stage
     if shared_along["b"] > 1:
         along_m = (1 << cfg.cluster[0]) - 1
         masks["b"] = tma.mask_of(along_m, place["a"] * cfg.cluster[0])
-    policy = {
-        "a": "evict_first" if cfg.evict == "both" else "normal",
-        "b": "normal" if cfg.evict == "none" else "evict_first",
-    }
 
     def load(name: str, shared, start, batch, origin, at_k, barrier) -> None:
         how, part = boxes(shared, shared_along[name]), place[name]
@@ -157,7 +153,7 @@ def produce(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, ring: Stage
             to = advance_bytes(start, size + part * how.share[0])
             at_row, at_depth = origin + (row + part * how.share[1]), at_k + (depth + part * how.share[2])
             at = (at_depth, at_row) if shared.along_k else (at_row, at_depth)
-            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), policy[name], masks[name])
+            tma.load_box(k.tensor_map(f"{name}_map"), to, barrier, (*at, *batch), cfg.policy(name), masks[name])
 
     def piece(piece: Piece, carried):
         at = barriers.Position.of(carried, cfg.stages)

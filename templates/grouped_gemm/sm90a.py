@@ -128,10 +128,6 @@ def tensor_maps(p: GroupedGemmProblem, cfg: GroupedSm90aConfig) -> tuple[TensorM
 
 def produce(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Tiles, ring: Stages, first) -> None:
     """Brings one K tile after the other into the ring. By one warp, whose `first` thread does it."""
-    policy = {
-        "a": "evict_first" if cfg.evict == "both" else "normal",
-        "b": "normal" if cfg.evict == "none" else "evict_first",
-    }
 
     def group_of(name: str, tile: Tile):
         """The group's coordinate in an operand's tensor map, which has one only where its stride is not 0."""
@@ -144,7 +140,9 @@ def produce(k: Kernel, p: GroupedGemmProblem, cfg: GroupedSm90aConfig, tiles: Ti
             at_row, at_depth = origin[0] + row, origin[1] + depth
             place = (at_depth, at_row) if along_k else (at_row, at_depth)
             at = (x if isinstance(x, Value) else constant(x, i32) for x in place)  # the origin of an only tile is 0
-            tma.load_box(k.tensor_map(f"{name}_map"), advance_bytes(start, size), barrier, (*at, *group), policy[name])
+            tma.load_box(
+                k.tensor_map(f"{name}_map"), advance_bytes(start, size), barrier, (*at, *group), cfg.policy(name)
+            )
 
     blocks = blocks_of_rows(ring.a)
 

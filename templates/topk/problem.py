@@ -56,6 +56,11 @@ class TopKProblem:
         """Whether rows begin at multiples of the widest load."""
         return self.layout == "last" and self.align % WIDEST == 0
 
+    @property
+    def short(self) -> bool:
+        """Whether a row has fewer bytes than the widest load."""
+        return self.width * self.element.bytes < WIDEST
+
     def why_not(self, target) -> str | None:
         """Why no kernel of this template serves the problem on `target`, in words; None if one does."""
         if target.name not in TARGETS:
@@ -75,9 +80,9 @@ class TopKProblem:
         if self.align < self.element.bytes or self.align & (self.align - 1):
             least = self.element.bytes
             return f"align is {self.align}; it must be a power of two, and at least an element's {least} bytes"
-        bytes_ = self.width * self.element.bytes
-        if self.wide and bytes_ < WIDEST and target.name != "x86":
-            return f"rows of {bytes_} bytes are not read {WIDEST} at a time: align must be below {WIDEST}"
+        if self.wide and self.short and target.name != "x86":
+            size = self.width * self.element.bytes
+            return f"rows of {size} bytes are not read {WIDEST} at a time: align must be below {WIDEST}"
         return None
 
     def key(self) -> dict:

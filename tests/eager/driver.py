@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 
 import torch
 
@@ -18,7 +19,7 @@ def memory(address: int, n: int, kind: torch.dtype) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_char * (n * kind.itemsize)).from_address(address), dtype=kind)
 
 
-class Driver:
+class Driver(ABC):
     """cuLaunchKernel, torch's current stream and its device guards, as a door calls them. They write down what they
     were given; a test's own `compute` does what the kernel would.
 
@@ -45,13 +46,13 @@ class Driver:
         named = {name: address_of(function) for name, function in guards.items()}
         self.door = self.make_door(address_of(self._launch), address_of(self._stream), named)
 
+    @abstractmethod
     def make_door(self, launch: int, stream: int, guards: dict[str, int]):
         """The door under test, which calls these addresses."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compute(self, at, function: int, grid: int):
         """Does a kernel's work; what is to be noted of its arguments. at: the addresses of those."""
-        raise NotImplementedError
 
     def stream(self, device, out):
         out[0] = STREAM
