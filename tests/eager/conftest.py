@@ -28,7 +28,6 @@ def own_cache(tmp_path, monkeypatch):
     eager.disable()
     eager.forget()
     counters.clear()
-    torch.manual_seed(0)
     yield tmp_path
     eager.disable()
     eager.forget()

@@ -26,7 +26,6 @@ def own_caches(tmp_path, monkeypatch):
     clear_caches()
     torch._dynamo.reset()
     counters.clear()
-    torch.manual_seed(0)
     once = lambda self, run, *_, **__: (run(), 1.0)[1]  # one run, 1 ms: these tests are not about speed
     monkeypatch.setattr(type(torch._inductor.runtime.benchmarking.benchmarker), "benchmark_cpu", once)
     assert inductor_plugin.enable()

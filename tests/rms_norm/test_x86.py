@@ -124,7 +124,8 @@ def test_eps_none_is_float32s_epsilon(dtype):
     made = operands(problem(dtype), 4, 64)
     made["x"].view.copy_(x)
     call(problem(dtype), CONFIG, x86, made, eps=eps_or_default(None))
-    torch.testing.assert_close(made["y"].view, F.rms_norm(x, (64,)), rtol=torch.finfo(x.dtype).eps, atol=0)
+    step = 4 * torch.finfo(x.dtype).eps  # as above
+    torch.testing.assert_close(made["y"].view, F.rms_norm(x, (64,)), rtol=step, atol=0)
     assert eps_bits(eps_or_default(None)) == 0x34000000
 
 
