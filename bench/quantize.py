@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--rounds", type=int, default=9, help="rounds of each measurement (default 9)")
     options.add_argument("--sweep", action="store_true", help="GPU: all configurations, not only the default")
-    options.add_argument("--dtype", choices=INPUTS, nargs="*", default=INPUTS[:2], help="GPU: of X")
+    options.add_argument("--dtype", choices=INPUTS, nargs="*", default=INPUTS, help="GPU: of X")
     options.add_argument("--format", choices=FORMAT_NAMES, nargs="*", default=FORMAT_NAMES)
     options = options.parse_args(argv)
     return (on_cpu if options.device == "cpu" else on_gpu)(options)
@@ -142,13 +142,16 @@ def configurations(p: QuantizeProblem, all_of_them: bool) -> list[GpuConfig]:
         return [default(p, sm90a)]
     if p.rows and p.columns:
         ahead = (((4, 2), 2, 2), ((4, 2), 2, 4), ((8, 1), 2, 2), ((8, 2), 1, 2), ((4, 1), 4, 2))
-        staged = (((8, 2), 1, 2), ((8, 2), 1, 4), ((8, 2), 1, 8), ((8, 1), 2, 2), ((8, 1), 2, 4), ((4, 2), 2, 4))
+        staged = product((((8, 2), 1), ((8, 1), 2), ((4, 2), 2)), (2, 4, 8))  # a third tile has no room
         found = [default(p, sm90a), replace(default(p, sm90a), kept=False), GpuConfig((8, 1), 4, 32, 8, 3, kept=True)]
         if p.input_type.bytes == 2:
             found += [GpuConfig(w, 4, 32, 8, beside, 1, strip, True, kept=True) for w, beside, strip in ahead]
-            found += [GpuConfig(w, 4, 32, 8, beside, 1, strip, staged=2, kept=True) for w, beside, strip in staged]
-        else:
-            found += [GpuConfig(w, 4, 32, 8, beside, 1, strip, kept=True) for w, beside, strip in ahead]
+            found += [GpuConfig(w, 4, 32, 8, beside, 1, s, staged=2, kept=True) for (w, beside), s in staged]
+        else:  # where codes are made of narrower numbers, the next tile has registers too
+            ways = (False,) if p.per_byte == 1 else (False, True)
+            found += [
+                GpuConfig(w, 4, 32, 8, b, 1, s, way, kept=True) for w, b, s in (*ahead, ((8, 2), 1, 4)) for way in ways
+            ]
         return list(dict.fromkeys(found))
     if p.columns:
         alone = (((8, 1), 3), ((16, 1), 2), ((4, 1), 6), ((4, 2), 4), ((8, 2), 2))

@@ -1,4 +1,4 @@
-"""One seed for every test's random data; FLYKERNELS_TEST_SEED draws other data, to look for bounds that are too tight."""
+"""One seed for every test's random data. FLYKERNELS_TEST_SEED draws other data: a way to find bounds too tight."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ definition in numpy)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ..dtypes import DType, bf16, f8e4m3fn, f8e4m3fnuz, f16, f32, i16, i32
@@ -45,11 +46,35 @@ def encoded(x: Value, dtype: DType) -> Value:
     return select(code.equals(sign), constant(0, i32, code.width), code) if dtype == f8e4m3fnuz else code
 
 
-def factors_for(kind: DType, factor: Value, dtype: DType) -> tuple[Value, ...]:
-    """Powers of two (f32 or bf16; one a block) as `words` and `words_down` take them for numbers of type `kind`: what
-    the target multiplies by one after the other."""
+def rounded_to_odd(x: Value) -> Value:
+    """f32 -> bf16: its last 16 bits are cut off, and if any of them was set, so is the last one left.
+
+    Rounded to nearest after that, to a type of at least two bits less, a number is what it would have become at once
+    (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008); comparisons with numbers of fewer bits
+    and NaN stay as they are."""
+    bits, low = x.bitcast(i32, x.width), (1 << F32_MANTISSA - bf16.mantissa) - 1
+    bits = bits | (bits + low ^ bits) & low + 1  # the sum's carry
+    return bits.bitcast(i16, 2 * x.width).shuffle(range(1, 2 * x.width, 2)).bitcast(bf16, x.width)
+
+
+def narrowed(x: Value, dtype: DType) -> Value:
+    """x, or what the target makes the same codes of in less time."""
+    kind = getattr(TARGET.get(None), "narrower_for_small_floats", {}).get((x.dtype, dtype))
+    return rounded_to_odd(x) if kind == bf16 else x
+
+
+def power_of_two(exponent: Value) -> Value:
+    """2^(exponent - 127): f32 of i32, bf16 of an even number of i16."""
+    if exponent.dtype == i32:
+        return (exponent << F32_MANTISSA).bitcast(f32, exponent.width)
+    return (exponent.bitcast(i32, exponent.width // 2) << bf16.mantissa).bitcast(bf16, exponent.width)
+
+
+def factors_for(kind: DType, exponent: Value, dtype: DType) -> tuple[Value, ...]:
+    """Powers of two (one a block, as exponents from `scale_of`) as `words` and `words_down` take them for numbers of
+    type `kind`: what the target multiplies by one after the other."""
     own = getattr(TARGET.get(None), "small_float_factors", None)
-    return own(kind, factor, dtype) if own else (factor,)
+    return own(kind, exponent, dtype) if own else (power_of_two(exponent),)
 
 
 def words(x: Value, factors: tuple[Value, ...], dtype: DType) -> Value:
@@ -79,44 +104,44 @@ def words_down(rows: list[Value], factors: tuple[Value, ...], dtype: DType) -> I
     return [words(*column(c), dtype) for c in range(factors[0].width)]
 
 
-def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value, Value]:
-    """(E8M0 byte as i32, f32 to multiply by, mask for the codes) of a block; largest: its largest magnitude's f32 bits.
+def scale_of(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value]:
+    """(E8M0 byte, exponent of the power of two to multiply by: 254 - byte), i32, of a block whose largest magnitude's
+    f32 bits are `largest`. Where it is NaN or infinite neither means anything: see `is_finite`.
 
     round_up False: 2^(floor(log2 largest) - the format's largest exponent); True: the least power of two that leaves
-    nothing beyond the format's largest number. Below 2^-127 it is 2^-127. With a NaN or an infinity in the block the
-    byte is 255 and the mask 0 (else all ones): the codes of such a block are 0."""
-    f = FORMATS[dtype]
-    top = largest
-    if round_up:  # a fraction above the largest number's carries into the exponent
-        fraction = int((dtype.largest / 2.0**f.largest_exponent - 1) * (1 << F32_MANTISSA))
-        top = top + ((1 << F32_MANTISSA) - 1 - fraction)
-    byte = maximum((top >> F32_MANTISSA) - f.largest_exponent, 0)
-    finite = largest < INFINITE
-    inverse = ((2 * SCALE_BIAS - byte) << F32_MANTISSA).bitcast(f32, largest.width)
-    number = lambda x: constant(x, i32, largest.width)
-    return select(finite, byte, number(SCALE_NAN)), inverse, select(finite, number(-1), number(0))
-
-
-def scales_of_bf16(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value, Value]:
-    """As `scale_of`, for an even number of bf16 bits (i16), two at a time in 32-bit arithmetic: (bytes as i16, factors
-    as bf16, masks as i16). No half of a word ever carries into the other."""
-    f, pairs, width = FORMATS[dtype], largest.width // 2, largest.width
-    words, both = largest.bitcast(i32, pairs), lambda x: x << 16 | x
-    halves = lambda v: v.bitcast(i16, width)
-    least = lambda v, x: minimum(halves(v), x).bitcast(i32, pairs)
-    most = lambda v, x: maximum(halves(v), x).bitcast(i32, pairs)
-    top = words
+    nothing beyond the format's largest number. Below 2^-127 it is 2^-127."""
+    f, top = FORMATS[dtype], largest
     if round_up:
-        fraction = int((dtype.largest / 2.0**f.largest_exponent - 1) * (1 << bf16.mantissa))
-        top = top + both((1 << bf16.mantissa) - 1 - fraction)
+        top = top + _to_carry(dtype, F32_MANTISSA)
+    byte = maximum((top >> F32_MANTISSA) - f.largest_exponent, 0)
+    return byte, 2 * SCALE_BIAS - byte
+
+
+def scales_of_bf16(largest: Value, dtype: DType, round_up: bool) -> tuple[Value, Value]:
+    """As `scale_of`, for an even number of bf16 bits, all i16: two at a time in 32-bit arithmetic. No half of a word
+    ever carries into the other."""
+    f, pairs, width = FORMATS[dtype], largest.width // 2, largest.width
+    top, both = largest.bitcast(i32, pairs), lambda x: x << 16 | x
+    halves = lambda v: v.bitcast(i16, width)
+    if round_up:
+        top = top + both(_to_carry(dtype, bf16.mantissa))
     exponent = (top >> bf16.mantissa) & both(0x1FF)
-    byte = most(exponent, f.largest_exponent) - both(f.largest_exponent)
-    factor = (both(2 * SCALE_BIAS) - byte) << bf16.mantissa
-    last = (INFINITE >> 16) - 1  # finite up to here
-    infinite = least(most(words, last) - both(last), 1)
-    mask = (both(1) - infinite) * 0xFFFF
-    byte = byte | ((mask ^ -1) & both(SCALE_NAN))
-    return halves(byte), factor.bitcast(bf16, width), halves(mask)
+    byte = maximum(halves(exponent), f.largest_exponent).bitcast(i32, pairs) - both(f.largest_exponent)
+    return halves(byte), halves(both(2 * SCALE_BIAS) - byte)
+
+
+def _to_carry(dtype: DType, mantissa: int) -> int:
+    """What, added to a number's bits, carries into the exponent if its fraction is above the largest number's."""
+    fraction = int((dtype.largest / 2.0 ** FORMATS[dtype].largest_exponent - 1) * (1 << mantissa))
+    return (1 << mantissa) - 1 - fraction
+
+
+def is_finite(largest: Value) -> Value:
+    """Of bits as `scale_of` (i32) or `scales_of_bf16` (i16) takes them. The scale of a block in which something is not
+    finite is SCALE_NAN, its codes are 0."""
+    if largest.dtype == i16 and bf16 in getattr(TARGET.get(None), "packed_nan_maximum", ()):
+        return largest.bitcast(bf16, largest.width) < math.inf  # two at a time
+    return largest < (INFINITE if largest.dtype == i32 else INFINITE >> 16)
 
 
 def scale_factor(byte: Value) -> Value:

@@ -18,6 +18,7 @@ from ..codeobject import CodeObject
 from ..dtypes import DType, bf16, f4e2m1, f8e4m3fn, f8e5m2, f16, f32, i16, i32, i64
 from ..lang.errors import TraceError
 from ..lang.matrix import MatrixAtom
+from ..lang.microscaling import power_of_two
 from ..lang.values import Value, constant, mlir_type, vector_of
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
@@ -55,7 +56,9 @@ class Sm90a(Gpu):
     held_bytes = 128  # registers a thread may give to one held row, in bytes
     scopes = MappingProxyType({"workgroup": "block", "device": "device"})  # LLVM's names
     packed_maximum = (bf16, f16)  # types of which one instruction compares two pairs, NaN or not
-    packed_nan_maximum = packed_maximum  # those of which one instruction gives the greater of two pairs, or NaN
+    packed_nan_maximum = packed_maximum  # those of which one instruction gives the greater of two pairs, or NaN,
+    packed_magnitude = staticmethod(sm90a_fp4.magnitude)  # without their signs if need be
+    narrower_for_small_floats = MappingProxyType({(f32, f4e2m1): bf16})  # FP4's arithmetic is on pairs of 16 bits
     rereads = True  # what a cache beside the unit holds comes sooner than a walk through selects (measured in top-k)
     once = sm90a_once  # accesses to what is moved but once
     kept = sm90a_kept  # stores of what is written piece by piece
@@ -168,10 +171,11 @@ class Sm90a(Gpu):
         )
         return Value(got, i32)
 
-    def small_float_factors(self, kind: DType, factor: Value, dtype: DType) -> tuple[Value, ...]:
+    def small_float_factors(self, kind: DType, exponent: Value, dtype: DType) -> tuple[Value, ...]:
         """See lang.microscaling.factors_for."""
-        if dtype == f4e2m1 and kind in sm90a_fp4.FLAT and factor.dtype == bf16:
-            return sm90a_fp4.factors(kind, factor)
+        if dtype == f4e2m1 and kind == f16 and exponent.dtype == i16:
+            return sm90a_fp4.factors_of_f16(exponent)
+        factor = power_of_two(exponent)
         return (factor if kind == factor.dtype else factor.to(f32),)
 
     def small_floats(self, x: Value, factors: tuple[Value, ...], dtype: DType) -> Value | None:

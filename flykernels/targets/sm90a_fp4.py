@@ -13,38 +13,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..dtypes import DType, bf16, f16, i16, i32
-from ..lang.values import Value, absolute, constant, fma, maximum, minimum, mlir_type, vector_of
+from ..lang.values import Value, constant, fma, maximum, minimum, mlir_type, vector_of
 from ..mlir import intrinsic
 
 FLAT = {bf16: 153 / 512, f16: 307 / 1024}  # 5 * FLAT <= 1.5 < (5 + step) * FLAT, the step at 5; 8 * FLAT < 2.5
 BASE = {bf16: 128, f16: 1024}  # from here on the type steps by 1
 LINES = {kind: ((2.0, 0), (1.0, 2), (flat, 5)) for kind, flat in FLAT.items()}  # slopes and starts
-F32_BIAS, BF16_MANTISSA, F16_BIAS, F16_MANTISSA = 127, 7, 15, 10
+F32_BIAS, F16_BIAS, F16_MANTISSA = 127, 15, 10
 SIGN, EVEN = 0x08080808, 0x0F0F0F0F  # in bytes with a code each: its sign; all of it
 # What prmt makes of eight bytes, those of two registers: the lowest of each half of both, first halves first; all bits
 # of such a byte the sign of a half; the first halves of both; the second halves.
 CODES, SIGNS, FIRSTS, SECONDS = 0x6240, 0xFBD9, 0x5410, 0x7632
 
 
-def factors(kind: DType, factor: Value) -> tuple[Value, ...]:
-    """Powers of two (bf16, an even number) for numbers of type `kind`, of that type: what magnitudes are multiplied by,
-    and then what the lines' slopes are (of bf16 nothing: 1). Of f16, whose numbers end at 2^16, both make up each.
+def factors_of_f16(exponent: Value) -> tuple[Value, ...]:
+    """Powers of two (exponents biased by 127, an even number of i16) for f16: what magnitudes are multiplied by, and
+    then what the lines' slopes are. f16 ends at 2^16, so both make up each power.
 
     Larger ones than both hold are for blocks of zeros only, smaller ones than 2^-14 for none that is finite. What a
     product below f16's normal numbers loses lies far below the least number that has a code. Two at a time in 32-bit
     arithmetic, as `microscaling.scales_of_bf16` does it; no half of a word ever carries into the other."""
-    if kind == bf16:
-        return (factor,)
-    both, pairs = lambda x: x << 16 | x, factor.width // 2
-    halves = lambda v: v.bitcast(i16, factor.width)
-    least = lambda v, x: minimum(halves(v), x).bitcast(i32, pairs)
-    most = lambda v, x: maximum(halves(v), x).bitcast(i32, pairs)
-    exponent = (factor.bitcast(i32, pairs) >> BF16_MANTISSA) & both(0x1FF)
-    as_f16 = lambda biased: (biased << F16_MANTISSA).bitcast(f16, factor.width)
-    top, offset = F32_BIAS + F16_BIAS, F32_BIAS - F16_BIAS
-    first = most(least(exponent, top), offset + 1) - both(offset)
-    second = least(most(exponent, top) - both(top), F16_BIAS - 1) + both(F16_BIAS)  # twice that is a slope
-    return as_f16(first), *(as_f16(second) * slope for slope, _ in LINES[kind])
+    both, pairs = lambda x: x << 16 | x, exponent.width // 2
+    words = lambda v: v.bitcast(i32, pairs)
+    as_f16 = lambda biased: (biased << F16_MANTISSA).bitcast(f16, exponent.width)
+    offset, top = F32_BIAS - F16_BIAS, F32_BIAS + F16_BIAS  # of f16's exponents 0 and 2^15
+    within = maximum(minimum(exponent, top + F16_BIAS - 1), offset + 1)  # twice the second part is a slope
+    low = minimum(within, top)
+    first = as_f16(words(low) - both(offset))
+    second = as_f16(words(within) - words(low) + both(F16_BIAS))
+    return first, *(second * slope for slope, _ in LINES[f16])
 
 
 def along(x: Value, factors: tuple[Value, ...]) -> Value:
@@ -68,6 +65,13 @@ def down(rows: list[Value], factors: tuple[Value, ...]) -> Iterator[Value]:
         yield from (_bytes(low, high, FIRSTS), _bytes(low, high, SECONDS))
 
 
+def magnitude(x: Value) -> Value:
+    """x (of bf16 or f16, an even number) without signs. ptxas makes that a modifier of what takes it, if it has one; of
+    `math.absf` LLVM makes a mask of bits."""
+    size = lambda pair: Value(intrinsic("llvm.nvvm.fabs", mlir_type(x.dtype, 2), pair), x.dtype, 2)
+    return vector_of([pair[i] for pair in map(size, _pairs(x)) for i in range(2)])
+
+
 def _pairs(x: Value) -> list[Value]:
     return [x.shuffle([i, i + 1]) for i in range(0, x.width, 2)]
 
@@ -83,10 +87,14 @@ def _codes(x: Value, factor: Value, *slopes: Value) -> Value:
     """Two numbers -> the low bits of the halves are their codes without signs. What multiplies takes its operand's
     magnitude at no cost, what adds does not."""
     kind: DType = x.dtype
-    size = absolute(x) * factor
+    size = _scaled(x, factor)
     lines = zip(slopes or [slope for slope, _ in LINES[kind]], [start for _, start in LINES[kind]], strict=True)
     least = [fma(size, slope, constant(BASE[kind] + start, kind)).bitcast(i16, 2) for slope, start in lines]
     return minimum(minimum(least[0], least[1]), least[2]).bitcast(i32)
+
+
+def _scaled(x: Value, factor: Value) -> Value:
+    return magnitude(x) * factor
 
 
 def _bytes(a: Value, b: Value, which: int) -> Value:

@@ -16,10 +16,10 @@ from flykernels.dtypes import DType, bf16, f16, f32, i8, i16, i32, u8
 from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum, minimum
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.memory import advance
-from flykernels.lang.microscaling import factors_for, scale_of, scales_of_bf16, words, words_down
-from flykernels.lang.values import Value, absolute, maximum_or_nan, select, vector_of
+from flykernels.lang.microscaling import factors_for, is_finite, narrowed, scale_of, scales_of_bf16, words, words_down
+from flykernels.lang.values import Value, constant, maximum_or_nan, select, vector_of
 from flykernels.layout import IDENTITY
-from flykernels.microscaling import BLOCK
+from flykernels.microscaling import BLOCK, SCALE_NAN
 from templates.gemm.order import grouped
 
 from . import sm90a_stages
@@ -110,8 +110,10 @@ def _on_sm90a(p: QuantizeProblem, lanes: int) -> GpuConfig:
         return GpuConfig((1, 8), 1, lanes, 4, 6)
     if not p.rows:
         return GpuConfig((2 * SHARE, 1), SHARE, lanes, beside=2 if p.input_type == f32 else 3)
-    if p.input_type == f32:  # twice the registers hold X
+    if p.input_type == f32 and p.per_byte == 1:  # twice the registers hold X
         return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2)
+    if p.input_type == f32:  # half of those that the next tile comes in
+        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=4, ahead=True)
     if p.per_byte == 1:
         return GpuConfig((SHARE, 2), SHARE, lanes, beside=2, strip=2, ahead=True)
     if sm90a_stages.why_not(p) is None:
@@ -158,6 +160,7 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     def tile(number, at, values, meanwhile=lambda: None):
         """X's tile `at`, as it was read; it is the workgroup's `number`-th. meanwhile: what is done once all of it has
         come."""
+        values = values.like([narrowed(v, p.output_type) for v in values.values()])
         if p.rows:
             along_rows(k, p, cfg, values, given, at, tally.of(number) if tally else None)
         meanwhile()
@@ -254,25 +257,27 @@ class Tally:
 def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, board: View | None):
     """Codes and scales of blocks along rows, straight from registers; scales to `board` if there is one."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
-    byte, factors, mask = scales_of(p, shared(k, largest_of(values.values()), 1))
+    finite, byte, factors = scales_of(p, values, shared(k, largest_of(k, values.values()), 1))
+    first, *others = cfg.spread(0, 1, 1, 1)
+    lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
+    of_blocks = ThreadValues((rows, columns // BLOCK), lanes, Mode(1, 1, 1), (Mode(cfg.held, 0, 1),))
+    if board is None:
+        board = matrix(given["scales"], u8, m, p.n // BLOCK).tile(of_blocks.tile, *at)
+    store(k, of_blocks, board, [byte[r].to(u8) for r in range(cfg.held)])
+
     to = ThreadValues((rows, columns // per), _along(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
     codes = matrix(given["codes"], i32, m, p.n // per).tile(to.tile, *at)
     for r, (d, v) in enumerate(zip(values.names(), values.values(), strict=True)):
-        found = words(v, tuple(f[r] for f in factors), p.output_type) & mask[r].to(i32)
+        found = words(v, tuple(f[r] for f in factors), p.output_type)
+        found = select(finite[r], found, constant(0, i32, found.width))
         codes.store(k, to, d, vector_of([k.target.opaque(found[i]) for i in range(found.width)]))
-    first, *others = cfg.spread(0, 1, 1, 1)
-    lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
-    to = ThreadValues((rows, columns // BLOCK), lanes, Mode(1, 1, 1), (Mode(cfg.held, 0, 1),))
-    if board is None:
-        board = matrix(given["scales"], u8, m, p.n // BLOCK).tile(to.tile, *at)
-    store(k, to, board, [byte[r].to(u8) for r in range(cfg.held)])
 
 
 def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, turned):
     """Codes and scales of blocks along columns: a tile is turned round in LDS, then written line by line."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
     rows_, (shelf, board) = values.values(), turned
-    byte, factors, mask = scales_of(p, shared(k, most_of(k, rows_), cfg.across))
+    finite, byte, factors = scales_of(p, values, shared(k, most_of(k, rows_), cfg.across))
 
     # into LDS as registers hold it
     threads = (
@@ -283,10 +288,10 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
     )
     put = ThreadValues((columns, rows // per), threads, Mode(cfg.held // per, 1, 1), (Mode(EACH, 0, 1),))
     for c, word in enumerate(words_down(rows_, factors, p.output_type)):
-        shelf.store(k, put, (c,), word & mask[c].to(i32))
+        shelf.store(k, put, (c,), select(finite[c], word, constant(0, i32, word.width)))
     one = (threads[0], Mode(cfg.groups, 1, 0), Mode(cfg.waves[0], 1, 1), threads[3])
-    put = ThreadValues((columns, rows // BLOCK), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),))
-    store(k, put, board, [byte[c].to(u8) for c in range(EACH)])
+    of_blocks = ThreadValues((columns, rows // BLOCK), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),))
+    store(k, of_blocks, board, [byte[c].to(u8) for c in range(EACH)])
     k.barrier()
 
     # and out by rows of the transposed result
@@ -302,46 +307,56 @@ def matrix(view: View, dtype: DType, rows, width) -> View:
     return replace(view, dtype=dtype, shape=(rows, width), stride=(width, 1), multiple=(1, width))
 
 
-def magnitude(v: Value) -> Value:
-    """Bits without the sign, as integers of the same width: ordered as the numbers are, NaN the highest."""
+def magnitude(k: Kernel, v: Value) -> Value:
+    """What magnitudes are compared as, NaN the highest: their bits as integers, which are ordered as the numbers are.
+
+    Where the target compares two pairs of these floats, NaN or not, those without their signs: the bits of an absolute
+    value would be taken off by arithmetic on integers, of which a warp of sm_90a starts one in two cycles and this
+    kernel has most; and what encodes asks for the bits, so no register keeps them from here to there."""
+    if v.dtype in k.target.packed_nan_maximum:
+        return k.target.packed_magnitude(v)
     kind = i16 if v.dtype.bits == 16 else i32
     return v.bitcast(kind, v.width) & int(kind.largest)
 
 
+def greater(a: Value, b: Value) -> Value:
+    """Of magnitudes."""
+    return maximum_or_nan(a, b) if a.dtype.is_float else maximum(a, b)
+
+
 def most_of(k: Kernel, rows: list[Value]) -> Value:
-    """Element by element the largest magnitude's bits.
-
-    As floats where the target compares two pairs of those, NaN or not: what encodes asks for the bits, and so no
-    register keeps them from here to there."""
-    if rows[0].dtype in k.target.packed_nan_maximum:
-        return magnitude(reduce(maximum_or_nan, map(absolute, rows)))
-    return reduce(maximum, map(magnitude, rows))
+    """Element by element the largest magnitude. By pairs: sm_90a takes two signs off as it compares three numbers."""
+    each = [magnitude(k, v) for v in rows]
+    return reduce(greater, map(greater, each[::2], each[1::2]))
 
 
-def largest_of(rows: list[Value]) -> Value:
-    """The largest magnitude's bits of each vector: one vector over all of them. Of 16-bit types two rows at a time."""
+def largest_of(k: Kernel, rows: list[Value]) -> Value:
+    """The largest magnitude of each vector: one vector over all of them. Of 16-bit types two rows at a time."""
 
     def halved(v: Value, width: int) -> Value:
         while v.width > width:
             n = v.width // 2
-            v = maximum(v.shuffle(list(range(n))), v.shuffle(list(range(n, 2 * n))))
+            v = greater(v.shuffle(list(range(n))), v.shuffle(list(range(n, 2 * n))))
         return v
 
-    each = [magnitude(v) for v in rows]
-    if each[0].dtype != i16:
+    each = [magnitude(k, v) for v in rows]
+    if each[0].dtype.bits != 16:
         return vector_of([halved(size, 1)[0] for size in each])
     pairs = [halved(size, 2) for size in each]
-    both = [maximum(a.shuffle([0, 2], b), a.shuffle([1, 3], b)) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+    both = [greater(a.shuffle([0, 2], b), a.shuffle([1, 3], b)) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
     return vector_of([b[i] for b in both for i in range(2)])
 
 
-def scales_of(p: QuantizeProblem, size: Value) -> tuple[Value, tuple[Value, ...], Value]:
-    """(bytes, factors as `words` takes them, masks) of blocks whose largest magnitudes `magnitude` gave."""
-    if p.input_type == f16:
+def scales_of(p: QuantizeProblem, values: Fragment, size: Value) -> tuple[Value, Value, tuple[Value, ...]]:
+    """(sizes, bytes, factors as `words` takes them) of blocks of `values` whose largest magnitudes `magnitude` gave;
+    sizes as `is_finite` takes them."""
+    kind = values.values()[0].dtype
+    if kind == f16:
         size = cut_to_bf16(size, p.round_up)
-    of = scale_of if p.input_type == f32 else scales_of_bf16
-    byte, factor, mask = of(size, p.output_type, p.round_up)
-    return byte, factors_for(p.input_type, factor, p.output_type), mask
+    byte, exponent = (scale_of if kind == f32 else scales_of_bf16)(size, p.output_type, p.round_up)
+    finite = is_finite(size)
+    byte = select(finite, byte, constant(SCALE_NAN, byte.dtype, byte.width))
+    return finite, byte, factors_for(kind, exponent, p.output_type)
 
 
 def cut_to_bf16(size: Value, sticky: bool) -> Value:
@@ -356,8 +371,9 @@ def cut_to_bf16(size: Value, sticky: bool) -> Value:
 
 
 def shared(k: Kernel, size: Value, distance: int, lanes: int = SHARE) -> Value:
-    """Element by element the largest among `lanes` lanes that are `distance` apart; 32 bits are exchanged at once."""
-    kind, each = size.dtype, words_of(size)
+    """Element by element the largest magnitude's bits (i16 or i32) among `lanes` lanes that are `distance` apart; 32
+    bits are exchanged at once. NaN has no sign here: PTX's max.NaN gives but one, 0x7fff."""
+    kind, each = i16 if size.dtype.bits == 16 else i32, words_of(size)
     as_before = lambda w: w.bitcast(kind, 32 // kind.bits)
     for step in (distance << i for i in range(lanes.bit_length() - 1)):
         pairs = [k.target.exchange(k, w, step) for w in each]

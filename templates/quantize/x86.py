@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from flykernels.codeobject import Extent
 from flykernels.dtypes import f32, i32, i64, u8
 from flykernels.lang import Kernel, View, maximum, minimum, transpose
-from flykernels.lang.microscaling import encoded, scale_of, words
-from flykernels.lang.values import Value, constant
-from flykernels.microscaling import BLOCK
+from flykernels.lang.microscaling import encoded, is_finite, power_of_two, scale_of, words
+from flykernels.lang.values import Value, constant, select
+from flykernels.microscaling import BLOCK, SCALE_NAN
 
 from .arguments import declared
 from .problem import QuantizeProblem
@@ -105,7 +105,7 @@ class Block:
     def row(self, vectors: list[Value], codes: View, scales: View, row, b):
         """Block number b of a row."""
         size = magnitude_max(vectors).fold(maximum)
-        byte, factor, mask = scale_of(size, self.p.output_type, self.p.round_up)
+        byte, factor, mask = scale_or_nan(size, self.p)
         scales.put(byte.to(u8), row, b)
         each = [words(x, (factor,), self.p.output_type) & mask for x in vectors]
         at = codes.at(row, b.to(i64) * (BLOCK // self.p.per_byte)).recast(i32)
@@ -122,7 +122,7 @@ class Block:
         def size(i, size):
             return maximum(size, magnitude_max([line(i * 4 + r) for r in range(4)]))
 
-        byte, factor, mask = scale_of(size, p.output_type, p.round_up)
+        byte, factor, mask = scale_or_nan(size, p)
         each = 32 // p.output_type.bits  # rows in a word
         found = []
         for first in range(0, BLOCK, each):
@@ -135,6 +135,13 @@ class Block:
             at = codes.at(column + (lane + i), row // p.per_byte).recast(i32)
             at.put(w, 0)
             scales.put(byte[i].to(u8), column + (lane + i), row // BLOCK)
+
+
+def scale_or_nan(size: Value, p: QuantizeProblem) -> tuple[Value, Value, Value]:
+    """(bytes, factors, masks for the codes) of blocks: where one is not finite SCALE_NAN and 0, else all ones."""
+    byte, exponent = scale_of(size, p.output_type, p.round_up)
+    finite, number = is_finite(size), lambda x: constant(x, i32, size.width)
+    return select(finite, byte, number(SCALE_NAN)), power_of_two(exponent), select(finite, number(-1), number(0))
 
 
 def magnitude_max(vectors: list[Value]) -> Value:

@@ -7,13 +7,15 @@ from itertools import product
 import numpy as np
 import pytest
 
+from flykernels.dtypes import bf16, f16
+from flykernels.lang.values import absolute
 from flykernels.sim import run_on_sim
 from flykernels.sim.report import profile
-from flykernels.targets import gfx950
+from flykernels.targets import gfx950, sm90a
 from templates.quantize.arguments import outputs, shapes
-from templates.quantize.build import default
+from templates.quantize.build import build, default
 from templates.quantize.gpu import GpuConfig
-from templates.quantize.problem import MODES, QuantizeProblem
+from templates.quantize.problem import INPUTS, MODES, QuantizeProblem
 
 from .case import GUARD, compare, compiled, guarded, numbers, stored
 
@@ -21,8 +23,8 @@ FORMATS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
 ORIENTATIONS = {"rows": (True, False), "columns": (False, True), "both": (True, True)}
 
 
-def run(p: QuantizeProblem, x: np.ndarray, pad: int = 0, config=None) -> dict[str, np.ndarray]:
-    code = compiled(p, gfx950, config)
+def run(p: QuantizeProblem, x: np.ndarray, pad: int = 0, config=None, code=None) -> dict[str, np.ndarray]:
+    code = code or compiled(p, gfx950, config)
     assert code.spills == 0 and code.scratch_bytes == 0
     memory, row = stored(p, x, pad)
     out = guarded(p, len(x))
@@ -63,13 +65,32 @@ def test_one_orientation_with_tails(which, n, m):
     run(p, numbers(p, m), pad=1)
 
 
-def test_nan_and_infinity_poison_their_block():
-    p = QuantizeProblem(n=64, format="f4E2M1FN", columns=True)
+@pytest.mark.parametrize(("dtype", "format"), list(product(INPUTS, FORMATS)))
+def test_nan_and_infinity_poison_their_block(dtype, format):
+    run_poisoned(QuantizeProblem(n=64, dtype=dtype, format=format, columns=True))
+
+
+def run_poisoned(p: QuantizeProblem, code=None) -> None:
     x = numbers(p, 64)
     x[5, 40], x[33, 3] = np.nan, -np.inf
-    got = run(p, x)
+    got = run(p, x, code=code)
     assert got["scales"][5, 1] == 255 and got["scales"][33, 0] == 255 and (got["scales"] == 255).sum() == 2
     assert got["scales_t"][40, 0] == 255 and got["scales_t"][3, 1] == 255
+
+
+@pytest.mark.parametrize(("dtype", "format"), [("f32", "f4E2M1FN"), ("f16", "f8E5M2"), ("bf16", "f4E2M1FN")])
+def test_the_ways_of_sm90a(dtype, format, monkeypatch):
+    """What the kernel does where a target compares pairs of 16-bit floats, and makes FP4 of those only, done here."""
+    p = QuantizeProblem(n=64, dtype=dtype, format=format, columns=True)
+    usual = compiled(p, gfx950).text
+    of_pairs = {"packed_nan_maximum": (bf16, f16), "packed_magnitude": staticmethod(absolute)}
+    narrower = type(sm90a).narrower_for_small_floats
+    for name, value in {**of_pairs, "narrower_for_small_floats": narrower}.items():
+        monkeypatch.setattr(type(gfx950), name, value, raising=False)
+    code = build(p, default(p, gfx950), gfx950)
+    assert code.text != usual
+    run(p, numbers(p, 96), code=code)
+    run_poisoned(p, code)
 
 
 @pytest.mark.parametrize("which", ORIENTATIONS)

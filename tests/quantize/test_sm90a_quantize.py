@@ -17,7 +17,7 @@ from flykernels.targets.sm90a import find_ptxas
 from templates.quantize.arguments import SCALARS, outputs
 from templates.quantize.build import build, build_from_json, default
 from templates.quantize.gpu import GpuConfig
-from templates.quantize.problem import QuantizeProblem
+from templates.quantize.problem import INPUTS, QuantizeProblem
 from templates.scaled_gemm.reference import rounded
 
 BOTH = QuantizeProblem(n=4096, columns=True)
@@ -51,6 +51,18 @@ def test_scales_alone_stay_in_l2(rows, columns):
     assert {kind for hint, kind in stores(hinted) if hint} == {"b8"}
     assert all(kind not in ("b8", "u8") for hint, kind in stores(hinted) if not hint)
     assert not any(hint for hint, _ in stores(plain)) and len(stores(plain)) == len(stores(hinted))
+
+
+@pytest.mark.parametrize("format", ["f8E4M3FN", "f4E2M1FN"])
+@pytest.mark.parametrize("dtype", INPUTS)
+def test_what_is_compared_and_multiplied_two_at_a_time(dtype, format):
+    """Magnitudes and FP4's lines, of f32 too, whose FP4 codes come by way of bf16."""
+    p = QuantizeProblem(n=4096, dtype=dtype, format=format, columns=True)
+    text = build(p, default(p, sm90a), sm90a).text
+    kind = "bf16" if dtype == "f32" and format == "f4E2M1FN" else dtype
+    assert (f"max.NaN.{kind}x2" in text) == bool(re.search(r"setp\.\w+\.bf16", text)) == (kind != "f32")
+    assert (f"fma.rn.{kind}x2" in text) == (format == "f4E2M1FN")
+    assert str(0x7FFF7FFF) not in text  # no signs are masked off
 
 
 @pytest.mark.parametrize(("change", "words"), [
