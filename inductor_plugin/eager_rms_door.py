@@ -21,6 +21,7 @@ from .devices import Device
 from .eager_gate import Candidate
 from .eager_rms import RMSNorm
 from .eager_rms_call import NAMES, NUMBERS, TYPES, case_of, compare, name_of
+from .strides import WIDEST
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ DEVICE_TYPE = {"CPU": 0, "CUDA": 1}  # DeviceType's numbers (c10/core/DeviceType
 LIBRARIES = ("libtorch_cuda.so", "libtorch_hip.so")  # where ATen's function and the current stream are
 EPS = 1e-6  # of calls that are measured
 MOST_LAUNCHES = 3  # of a kernel
-WIDE = 16  # bytes: alignment that the widest loads want
 
 
 class GpuRMSNorm:
@@ -102,7 +102,7 @@ class GpuRMSNorm:
 
         target = getattr(targets, self.device.target)
         width, rows, kind = p.width or 1, p.rows_hint, TYPES[p.dtype]
-        off = 0 if p.align >= WIDE else p.align // kind.itemsize
+        off = 0 if p.align >= WIDEST else p.align // kind.itemsize
         with torch.cuda.device(number), torch.no_grad(), torch.random.fork_rng(devices=[number]):
             draw = lambda: torch.randn(rows * width + off, device="cuda").to(kind)[off:].view(rows, width)
             x = draw()

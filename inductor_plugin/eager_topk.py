@@ -25,6 +25,7 @@ from templates.topk.space import configurations
 from . import eager_code, eager_gate, private
 from .devices import Device
 from .eager_gate import Candidate, Wrong, bucket
+from .strides import WIDEST
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,6 @@ NUMBERS = {  # of the types that torch.topk takes: on a GPU kernels take the fir
     torch_door.I16: torch.int16, torch_door.I8: torch.int8, torch_door.U8: torch.uint8,
 }  # fmt: skip
 NAMES = {kind: element_type(str(kind)).name for kind in NUMBERS.values()}
-WIDE = 16  # bytes: alignment that the widest loads want
 HARD_FROM = 128  # a larger k is also measured on data made to be hard
 CHECKED_ROWS = 256  # of a case, against a stable sort: more would take longer than the measurement
 
@@ -45,7 +45,7 @@ def problem_of(width: int, k: int, code: int, rows: int) -> tuple[TopKProblem, i
     """The problem that a door asks about, and the number behind its code's bits: threads, or which GPU it is."""
     bit = lambda at: bool(code >> at & 1)
     dtype, layout = NUMBERS[code & 0xFF], "any" if bit(torch_door.ANY_BIT) else "last"
-    align = dtype.itemsize if bit(torch_door.MISALIGNED_BIT) else WIDE
+    align = dtype.itemsize if bit(torch_door.MISALIGNED_BIT) else WIDEST
     p = TopKProblem(rows, width, k, NAMES[dtype], bit(torch_door.LARGEST_BIT), layout=layout, align=align)
     return p, code >> torch_door.THREADS_SHIFT
 
@@ -127,7 +127,7 @@ class CpuTopK:
 
         target = getattr(targets, self.device.target)
         dtype = next(t for t, name in NAMES.items() if name == p.dtype)
-        offset, dim = (0 if p.align >= WIDE else 1), (-1 if p.layout == "last" else 0)
+        offset, dim = (0 if p.align >= WIDEST else 1), (-1 if p.layout == "last" else 0)
         shape = (p.rows, p.width) if p.layout == "last" else (p.width, p.rows)
         x = _random(p.rows * p.width + offset, dtype, "cpu")[offset:].view(shape)
         candidates = []
@@ -194,7 +194,7 @@ class GpuTopK:
     @staticmethod
     def key_of(x: Any, k: int, dim: int, largest: bool) -> tuple:
         """What a plan depends on."""
-        return x.shape, x.stride(), x.dtype, k, dim, largest, x.data_ptr() & (WIDE - 1), x.get_device()
+        return x.shape, x.stride(), x.dtype, k, dim, largest, x.data_ptr() & (WIDEST - 1), x.get_device()
 
     def planned(self, x: Any, k: int, dim: int, largest: bool, config: TopKConfig, codes: Any) -> dict:
         """What `plans` holds of a call that this kernel serves."""
@@ -295,7 +295,7 @@ class GpuTopK:
             self.plans[key] = None
 
         hard = torch.zeros_like(x) if k > HARD_FROM else None
-        if hard is not None and (hard.stride() != x.stride() or x.data_ptr() % WIDE != hard.data_ptr() % WIDE):
+        if hard is not None and (hard.stride() != x.stride() or x.data_ptr() % WIDEST != hard.data_ptr() % WIDEST):
             hard = None
 
         def run():
@@ -332,7 +332,7 @@ def call_of(x: Any, k: int, dim: int, largest: bool) -> tuple[TopKProblem, dict,
     if n_inner == 1 and along == 1:
         row = outer_stride if n_outer > 1 else width
         low = x.data_ptr() | row * size
-        align = WIDE if low % WIDE == 0 and width * size >= WIDE else size
+        align = WIDEST if low % WIDEST == 0 and width * size >= WIDEST else size
         p = TopKProblem(rows, width, k, NAMES[x.dtype], largest, align=align)
         return p, {"x": (row,), "values": (k,), "indices": (k,)}, 1
     p = TopKProblem(rows, width, k, NAMES[x.dtype], largest, layout="any", align=size)

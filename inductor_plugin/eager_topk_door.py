@@ -21,7 +21,8 @@ from . import eager_code, eager_gate, private
 from .devices import Device
 from .eager_gate import Candidate
 from .eager_rms_door import DEVICE_TYPE, LAUNCH, LIBRARIES
-from .eager_topk import HARD_FROM, NAMES, WIDE, GpuTopK, _name, case_of, check, chosen, problem_of
+from .eager_topk import HARD_FROM, NAMES, GpuTopK, _name, case_of, check, chosen, problem_of
+from .strides import WIDEST
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +157,8 @@ def as_called(p: TopKProblem, make: Callable[[int], Any]) -> tuple[Any, int]:
     if p.layout == "any":
         beside = max(2, p.rows)  # what lies between a row's elements
         return make(p.width * beside).view(p.width, beside)[:, : p.rows], 0
-    unit = max(1, p.align // p.element.bytes) if p.align >= WIDE else 1
-    step, off = -(-p.width // unit) * unit if p.rows > 1 else p.width, 0 if p.align >= WIDE else 1
+    unit = max(1, p.align // p.element.bytes) if p.align >= WIDEST else 1
+    step, off = -(-p.width // unit) * unit if p.rows > 1 else p.width, 0 if p.align >= WIDEST else 1
     return make(p.rows * step + off)[off:].view(p.rows, step)[:, : p.width], -1
 
 

@@ -19,13 +19,13 @@ from tuning_cache.record import EagerMiss
 from . import asked, eager, settings
 from .counters import counters
 from .fingerprint import versions
+from .strides import WIDEST
 
 ELEMENTS_MOST = {"cpu": 1 << 27, "cuda": 1 << 29}  # of one input: larger calls take their case from mode tune
 # What is measured if nothing is named: rows of a decoding step, a prompt, a training batch; widths of usual models, and
 # of gates, vocabularies and retrieval.
 ROWS = {"rms_norm": tuple(1 << n for n in range(16)), "topk": (1, 4, 16, 64, 256, 1024, 4096)}
 WIDTHS = (512, 1024, 2048, 4096, 7168, 8192, 16384)
-WIDE = 16  # bytes: the widest load
 TOPK = ((128, 6), (256, 8), (8192, 8), (32000, 50), (128256, 64), (1000000, 100))
 
 
@@ -43,7 +43,7 @@ class Case:
     weight_gradient: bool = True
     largest: bool = True
     last: bool = True  # topk along the last axis
-    align: int = WIDE  # bytes, that all rows' starts are a multiple of
+    align: int = WIDEST  # bytes, that all rows' starts are a multiple of
 
     def __str__(self) -> str:
         more = f" k={self.k}" if self.op == "topk" else " with gradient" if self.gradient else ""
@@ -73,7 +73,7 @@ def case_of(miss: EagerMiss) -> Case:
     """The call that leads to a recorded case."""
     held = miss.case
     gradient = held.get("gradient", miss.op == "rms_norm_backward")
-    align = held.get("align", WIDE if held.get("wide", True) else 0)
+    align = held.get("align", WIDEST if held.get("wide", True) else 0)
     return Case(
         miss.template, held["dtype"], held["rows"], held["width"], held.get("k", 0), gradient,
         weight=held.get("weight_dtype"), weight_gradient=held.get("weight_gradient", True),
@@ -114,7 +114,7 @@ def _operand(case: Case, device: str) -> Any:
     align = max(case.align, dtype.itemsize)
     wanted = align // dtype.itemsize  # elements
     pitch = -(-case.width // wanted) * wanted
-    offset = 0 if align >= WIDE else wanted
+    offset = 0 if align >= WIDEST else wanted
     flat = torch.randn(case.rows * pitch + offset, device=device).to(dtype)
     return flat.as_strided((case.rows, case.width), (pitch, 1), offset)
 

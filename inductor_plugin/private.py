@@ -2,7 +2,8 @@
 warmup needs besides are in private_ahead.py; nothing else touches any.
 
 `load()` imports them and says which are missing; with one missing the plugin stays off and the user has what they had.
-Read in torch 2.11, 2.13 and 2.15; `tests/plugin/test_private.py` holds the contract: what each name must accept and do.
+Read in torch 2.11, 2.13, 2.14 and 2.15; `tests/plugin/test_private.py` holds the contract: what each name must accept
+and do.
 """
 
 from __future__ import annotations

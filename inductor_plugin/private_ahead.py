@@ -1,7 +1,7 @@
 """The private names of torch that a warmup needs beside private.py's: models without weights, graphs that are lowered
 and no further, and GPUs that are not here.
 
-With one missing a warmup cannot look at models, and says so; compiling is as it was. Read in torch 2.11 and 2.13;
+With one missing a warmup cannot look at models, and says so; compiling is as it was. Read in torch 2.11, 2.13 and 2.14;
 `tests/plugin/test_private_ahead.py` holds the contract: what each name must accept and do.
 """
 

@@ -27,10 +27,15 @@ def digest(template: str) -> str:
     if not (folder / "__init__.py").is_file():
         raise ValueError(f"there is no template {template!r} in {HERE.name}")
     core = Path(flykernels.__file__).parent
+    return of_folders(core, folder, *(HERE / used for used in USES.get(template, ())))
+
+
+def of_folders(*folders: Path) -> str:
+    """SHA-256, in hex, over the names and contents of all Python files in these folders."""
     total = hashlib.sha256()
-    for root in (core, folder, *(HERE / used for used in USES.get(template, ()))):
-        for file in sorted(root.rglob("*.py")):
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
             data = file.read_bytes()
-            name = f"{root.name}/{file.relative_to(root).as_posix()}"
+            name = f"{folder.name}/{file.relative_to(folder).as_posix()}"
             total.update(f"{name}\0{len(data)}\0".encode() + data)
     return total.hexdigest()

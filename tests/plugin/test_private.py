@@ -88,6 +88,15 @@ def test_the_choices_factory_enters_the_cache_key(names):
     assert pickle.loads(written)().uuid() == uuid
 
 
+def test_graphs_of_another_plugin_are_not_taken(monkeypatch):
+    """What it fuses and how it calls kernels is in generated code, whatever the templates are."""
+    from inductor_plugin import fingerprint as module
+
+    before = module.fingerprint()
+    monkeypatch.setattr(module, "of_the_plugin", lambda: "0" * 64)
+    assert module.fingerprint() != before
+
+
 def test_register_lowering_and_lowerings_are_one_table(names):
     from inductor_plugin import fusion
 
