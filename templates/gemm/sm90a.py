@@ -22,7 +22,7 @@ from .problem import GemmProblem
 from .sm90a_config import Sm90aConfig, tensor_maps, tma_reads
 from .sm90a_multiply import Multiplier
 from .sm90a_output import EARLY_SUMS, Output
-from .sm90a_ring import READY, Stages, bring_all, meet_the_ring
+from .sm90a_ring import READY, Stages, in_roles
 from .sm90a_work import Piece, Work
 
 DTYPES = ("bf16", "f16")
@@ -58,20 +58,7 @@ def gemm(k: Kernel, p: GemmProblem, cfg: Sm90aConfig):
     # layouts: stages of A and B, then shelves for C, then barriers
     ring = Stages(k, p, cfg)
 
-    # prologue: the last warps prepare the barriers, and go on without waiting for the others
-    mine = k.thread >= cfg.multipliers
-    rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
-
-    def bring():
-        bring_all(k, p, cfg, work, ring, rank)
-
-    def multiply():
-        meet_the_ring(k, cfg)
-        consume(k, p, cfg, work, given, ring)
-
-    k.branch(mine, bring, multiply)
-    if cfg.cluster_size > 1:
-        barriers.cluster_barrier()  # nobody leaves while another may still arrive at its barriers
+    in_roles(k, p, cfg, work, ring, lambda: consume(k, p, cfg, work, given, ring))
 
 
 def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring: Stages) -> None:
@@ -83,24 +70,33 @@ def consume(k: Kernel, p: GemmProblem, cfg: Sm90aConfig, work: Work, given, ring
         at = barriers.Position.of(carried, cfg.stages)
         box_batch = (work.batch_of("c", piece),) if p.batched else ()
         output = Output(k, p, cfg, lambda n: held(n, piece.batch), (piece.row, piece.column), box_batch, ring.shelf)
-        early = piece.inside is True and cfg.split_k == 1 and not work.shares and cfg.sums <= EARLY_SUMS
-        added = output.fetch(0) if early else {}
 
-        sums, after = mine.added(piece.first + 1, piece.end, mine.begun(at))
-        if cfg.one_tile and not cfg.k_cluster:
-            barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
-        acc = mine.fragment(sums)
+        def added_up():
+            sums, after = mine.added(piece.first + 1, piece.end, mine.begun(at))
+            return mine.fragment(sums), after
 
-        if cfg.k_cluster:
-            sm90a_cluster.add_up(k, p, cfg, acc, ring.inbox, barriers.cluster_rank(), output)
-        elif work.shares:
-            work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
-        elif piece.inside is True:
-            output.store(acc, added if early else output.fetch(0))
-        else:
-            k.when(piece.inside)(lambda: output.store(acc, output.fetch(0)))
-        return after
+        return through(k, p, cfg, work, ring, piece, output, added_up)
 
     work.walk(barriers.Position.start(cfg.stages, 0).carried, piece)
     if cfg.tma_store:
         k.when(mine.lane.equals(0))(lambda: tma.wait_stores_read(0))  # shared memory goes when the workgroup does
+
+
+def through(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, ring: Stages, piece: Piece, output: Output, added_up: Any):
+    """Takes a piece of C from its sums to where they go; what is added to them is fetched ahead where registers hold
+    both. added_up: () -> (the sums, what the walk carries on, which is returned). Scaled products' too."""
+    early = piece.inside is True and cfg.split_k == 1 and not work.shares and cfg.sums <= EARLY_SUMS
+    added = output.fetch(0) if early else {}
+    acc, after = added_up()
+    if cfg.one_tile and not cfg.k_cluster:
+        barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
+
+    if cfg.k_cluster:
+        sm90a_cluster.add_up(k, p, cfg, acc, ring.inbox, barriers.cluster_rank(), output)
+    elif work.shares:
+        work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
+    elif piece.inside is True:
+        output.store(acc, added if early else output.fetch(0))
+    else:
+        k.when(piece.inside)(lambda: output.store(acc, output.fetch(0)))
+    return after

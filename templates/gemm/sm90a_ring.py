@@ -5,6 +5,7 @@ grouped kernels have the same ring."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +91,20 @@ def advance_bytes(pointer, size):
     return advance(pointer, size, i8)
 
 
+def in_roles(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, ring: Stages, consume: Callable[[], None]) -> None:
+    """The last warps prepare the barriers and bring, and go on without waiting for the others, who multiply. Scaled
+    products too."""
+    rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
+
+    def multiply():
+        meet_the_ring(k, cfg)
+        consume()
+
+    k.branch(k.thread >= cfg.multipliers, lambda: bring_all(k, p, cfg, work, ring, rank), multiply)
+    if cfg.cluster_size > 1:
+        barriers.cluster_barrier()  # nobody leaves while another may still arrive at its barriers
+
+
 def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, ring: Stages, rank) -> None:
     """What the warps beside those that multiply do: one thread prepares the ring and fills it. Scaled products too."""
     if cfg.bringers > WARP:
@@ -122,7 +137,7 @@ def bring_all(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, ring: Stages, ran
 
 
 def meet_the_ring(k: Kernel, cfg: Sm90aConfig) -> None:
-    """What the warps that multiply do first: the other side of `bring_all`'s beginning. Scaled products too."""
+    """What the warps that multiply do first: the other side of `bring_all`'s beginning."""
     if cfg.bringers > WARP:
         barriers.take_registers(cfg.registers)
     if k.overlaps:

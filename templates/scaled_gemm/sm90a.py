@@ -15,11 +15,11 @@ from flykernels.lang import Global, Kernel, View
 from flykernels.lang.fragment import Fragment
 from flykernels.targets import sm90a_barriers as barriers
 from flykernels.targets import sm90a_tma as tma
-from templates.gemm import sm90a_cluster
 from templates.gemm.gfx950_operands import matrix
+from templates.gemm.sm90a import through
 from templates.gemm.sm90a_config import Sm90aConfig, tensor_maps, tma_reads
-from templates.gemm.sm90a_output import EARLY_SUMS, Output, Part
-from templates.gemm.sm90a_ring import READY, Stages, bring_all, meet_the_ring
+from templates.gemm.sm90a_output import Output, Part
+from templates.gemm.sm90a_ring import Stages, in_roles
 from templates.gemm.sm90a_work import Piece, Work
 
 from .arguments import declared
@@ -82,19 +82,7 @@ def scaled_gemm(k: Kernel, p: Any, cfg: Sm90aConfig):
     # layouts: stages of A and B, then shelves for C, then barriers
     ring = Stages(k, p, cfg, (p.a_type, p.b_type))
 
-    # prologue: the last warps prepare the barriers, and go on without waiting for the others
-    rank = barriers.cluster_rank() if cfg.cluster_size > 1 else 0
-
-    def bring():
-        bring_all(k, p, cfg, work, ring, rank)
-
-    def multiply():
-        meet_the_ring(k, cfg)
-        consume(k, p, cfg, work, given, ring)
-
-    k.branch(k.thread >= cfg.multipliers, bring, multiply)
-    if cfg.cluster_size > 1:
-        barriers.cluster_barrier()  # nobody leaves while another may still arrive at its barriers
+    in_roles(k, p, cfg, work, ring, lambda: consume(k, p, cfg, work, given, ring))
 
 
 def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages) -> None:
@@ -104,21 +92,9 @@ def consume(k: Kernel, p: Any, cfg: Sm90aConfig, work: Work, given, ring: Stages
 
     def piece(piece: Piece, carried):
         output = ScaledOutput(k, p, cfg, view, (piece.row, piece.column), (), ring.shelf).scaled_by(given)
-        early = piece.inside is True and cfg.split_k == 1 and not work.shares and cfg.sums <= EARLY_SUMS
-        added = output.fetch(0) if early else {}
-        acc, after = (mine.fast if p.fast_accum else mine.promoted)(piece, barriers.Position.of(carried, cfg.stages))
-        if cfg.one_tile and not cfg.k_cluster:
-            barriers.named_barrier(READY, cfg.multipliers)  # the shelves lie in stages that all have multiplied
-
-        if cfg.k_cluster:
-            sm90a_cluster.add_up(k, p, cfg, acc, ring.inbox, barriers.cluster_rank(), output)
-        elif work.shares:
-            work.add_up(piece, acc, ring.board, lambda acc: output.store(acc, output.fetch(0)))
-        elif piece.inside is True:
-            output.store(acc, added if early else output.fetch(0))
-        else:
-            k.when(piece.inside)(lambda: output.store(acc, output.fetch(0)))
-        return after
+        sums = mine.fast if p.fast_accum else mine.promoted
+        added_up = lambda: sums(piece, barriers.Position.of(carried, cfg.stages))
+        return through(k, p, cfg, work, ring, piece, output, added_up)
 
     work.walk(barriers.Position.start(cfg.stages, 0).carried, piece)
     if cfg.tma_store:
