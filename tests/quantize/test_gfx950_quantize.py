@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -89,6 +90,10 @@ def test_the_ways_of_sm90a(dtype, format, monkeypatch):
         monkeypatch.setattr(type(gfx950), name, value, raising=False)
     code = build(p, default(p, gfx950), gfx950)
     assert code.text != usual
+    if dtype == "f32":  # halves of the next tile's registers
+        strips = GpuConfig((2, 1), 4, gfx950.lanes, 8, strip=4, ahead=True)
+        wide = replace(p, n=416)
+        run(wide, numbers(wide, 96), code=build(wide, strips, gfx950))
     run(p, numbers(p, 96), code=code)
     run_poisoned(p, code)
 
