@@ -152,7 +152,24 @@ def chains(graph: Graph) -> Iterator[tuple[Gemm, str, Node | None, Node]]:
         if added is not None:
             residual, last = added
         if activation != "none" or residual is not None or (gemm.base != "addmm" and gemm.bias is not None):
+            if _changes_between(node, last):
+                log.info("%s + %s: not eligible: something is written in place meanwhile", gemm.base, activation)
+                continue
             yield gemm, activation, residual, last
+
+
+def _changes_between(first: Node, last: Node) -> bool:
+    """Whether something between two nodes writes in place: a kernel that stands at the second would read what the
+    product at the first one did not. Any write counts, since after Inductor's passes what shares memory is not told."""
+    node = first.next
+    while node is not last:
+        target: Any = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator) or (
+            isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+        ):
+            return True
+        node = node.next
+    return False
 
 
 def _through_views(node: Node) -> Node:
