@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIBRARY = torch.library.Library("flykernels", "FRAGMENT")
 LIBRARY.define(
     "fused_gemm(Tensor unfused, Tensor x, Tensor w, Tensor? bias, Tensor? residual, str base, str activation, "
@@ -138,8 +139,8 @@ def chains(graph: Graph) -> Iterator[tuple[Gemm, str, Node | None, Node]]:
     """(product, activation, residual, last node) of everything that one kernel could compute."""
     for node in list(graph.nodes):
         gemm = as_gemm(node)
-        if gemm is None or "val" not in node.meta:
-            continue
+        if gemm is None or "val" not in node.meta or node.meta["val"].dtype not in TYPES:
+            continue  # of other types not even every activation is there
         last, activation, residual = _through_views(node), "none", None
         biased = _bias_added_to(last) if gemm.bias is None else None
         if biased is not None:  # on a GPU Inductor takes addmm apart, to add the bias in the next loop

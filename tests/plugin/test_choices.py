@@ -209,6 +209,13 @@ def test_a_bias_whose_elements_are_no_neighbours_is_not_read_as_if_they_were():
         assert_close(out, F.relu(bias.double() + x.double() @ w.double()), 32)
 
 
+def test_a_product_of_another_type_keeps_nobody_from_being_fused():
+    w, x, z = torch.randn(32, 48), torch.randn(16, 32), torch.randn(8, 8, dtype=torch.complex64)
+    (out, _), code = run_and_get_code(compile_with(lambda x, z: (F.relu(x @ w), torch.mm(z, z))), x, z)
+    assert '"activation":"relu"' in code
+    assert_close(out, F.relu(x.double() @ w.double()), 32)
+
+
 def test_operands_written_in_place_before_the_activation():
     """Inductor writes into x between the product and relu (in training it keeps their order): the product of what x was
     before is meant."""
