@@ -186,12 +186,18 @@ def _bias_added_to(value: Node) -> tuple[Node, Node] | None:
     (user,) = value.users
     if user.target is not aten.add.Tensor or len(user.args) != 2 or user.kwargs.get("alpha", 1) != 1:
         return None
-    bias = user.args[1] if user.args[0] is value else user.args[0]
-    if not isinstance(bias, Node) or "val" not in bias.meta or "val" not in value.meta:
+    bias: Any = user.args[1] if user.args[0] is value else user.args[0]
+    added, to = _tensor_of(bias), _tensor_of(value)
+    if added is None or to is None:
         return None
-    added, to = bias.meta["val"], value.meta["val"]
     alike = added.dtype == to.dtype and added.dim() == 1 and added.shape[0] == to.shape[-1]
     return (bias, user) if alike else None
+
+
+def _tensor_of(x: Any) -> torch.Tensor | None:
+    """What a node stands for, if that is a tensor (and not a symbolic number)."""
+    found = x.meta.get("val") if isinstance(x, Node) else None
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def _added_to(value: Node) -> tuple[Node, Node] | None:
@@ -201,10 +207,10 @@ def _added_to(value: Node) -> tuple[Node, Node] | None:
     (user,) = value.users
     if user.target is not aten.add.Tensor or len(user.args) != 2 or user.kwargs.get("alpha", 1) != 1:
         return None
-    other = user.args[1] if user.args[0] is value else user.args[0]
-    if not isinstance(other, Node) or other is value or "val" not in other.meta or "val" not in user.meta:
+    other: Any = user.args[1] if user.args[0] is value else user.args[0]
+    mine, theirs, result = (_tensor_of(x) for x in (value, other, user))
+    if other is value or mine is None or theirs is None or result is None:
         return None
-    mine, theirs, result = value.meta["val"], other.meta["val"], user.meta["val"]
     alike = mine.shape == theirs.shape == result.shape and mine.dtype == theirs.dtype == result.dtype
     return (other, user) if alike and theirs.is_contiguous() else None
 

@@ -216,6 +216,14 @@ def test_a_product_of_another_type_keeps_nobody_from_being_fused():
     assert_close(out, F.relu(x.double() @ w.double()), 32)
 
 
+def test_a_symbolic_number_that_is_added_is_no_residual(log):
+    w, x = torch.randn(32, 48), torch.randn(16, 32)
+    function = compile_with(lambda x, n: F.relu(x @ w) + n)
+    for n in (3, 4):  # the second is a symbol
+        assert_close(function(x, n), F.relu(x.double() @ w.double()) + n, 32)
+    assert "no fused candidates" not in log.text
+
+
 def test_operands_written_in_place_before_the_activation():
     """Inductor writes into x between the product and relu (in training it keeps their order): the product of what x was
     before is meant."""
