@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIBRARY = torch.library.Library("flykernels", "FRAGMENT")
 LIBRARY.define(
     "fused_gemm(Tensor unfused, Tensor x, Tensor w, Tensor? bias, Tensor? residual, str base, str activation, "
@@ -138,8 +139,8 @@ def chains(graph: Graph) -> Iterator[tuple[Gemm, str, Node | None, Node]]:
     """(product, activation, residual, last node) of everything that one kernel could compute."""
     for node in list(graph.nodes):
         gemm = as_gemm(node)
-        if gemm is None or "val" not in node.meta:
-            continue
+        if gemm is None or "val" not in node.meta or node.meta["val"].dtype not in TYPES:
+            continue  # of other types not even every activation is there
         last, activation, residual = _through_views(node), "none", None
         biased = _bias_added_to(last) if gemm.bias is None else None
         if biased is not None:  # on a GPU Inductor takes addmm apart, to add the bias in the next loop
@@ -152,7 +153,24 @@ def chains(graph: Graph) -> Iterator[tuple[Gemm, str, Node | None, Node]]:
         if added is not None:
             residual, last = added
         if activation != "none" or residual is not None or (gemm.base != "addmm" and gemm.bias is not None):
+            if _changes_between(node, last):
+                log.info("%s + %s: not eligible: something is written in place meanwhile", gemm.base, activation)
+                continue
             yield gemm, activation, residual, last
+
+
+def _changes_between(first: Node, last: Node) -> bool:
+    """Whether something between two nodes writes in place: a kernel that stands at the second would read what the
+    product at the first one did not. Any write counts, since after Inductor's passes what shares memory is not told."""
+    node = first.next
+    while node is not last:
+        target: Any = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator) or (
+            isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+        ):
+            return True
+        node = node.next
+    return False
 
 
 def _through_views(node: Node) -> Node:
@@ -168,12 +186,18 @@ def _bias_added_to(value: Node) -> tuple[Node, Node] | None:
     (user,) = value.users
     if user.target is not aten.add.Tensor or len(user.args) != 2 or user.kwargs.get("alpha", 1) != 1:
         return None
-    bias = user.args[1] if user.args[0] is value else user.args[0]
-    if not isinstance(bias, Node) or "val" not in bias.meta or "val" not in value.meta:
+    bias: Any = user.args[1] if user.args[0] is value else user.args[0]
+    added, to = _tensor_of(bias), _tensor_of(value)
+    if added is None or to is None:
         return None
-    added, to = bias.meta["val"], value.meta["val"]
     alike = added.dtype == to.dtype and added.dim() == 1 and added.shape[0] == to.shape[-1]
     return (bias, user) if alike else None
+
+
+def _tensor_of(x: Any) -> torch.Tensor | None:
+    """What a node stands for, if that is a tensor (and not a symbolic number)."""
+    found = x.meta.get("val") if isinstance(x, Node) else None
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def _added_to(value: Node) -> tuple[Node, Node] | None:
@@ -183,10 +207,10 @@ def _added_to(value: Node) -> tuple[Node, Node] | None:
     (user,) = value.users
     if user.target is not aten.add.Tensor or len(user.args) != 2 or user.kwargs.get("alpha", 1) != 1:
         return None
-    other = user.args[1] if user.args[0] is value else user.args[0]
-    if not isinstance(other, Node) or other is value or "val" not in other.meta or "val" not in user.meta:
+    other: Any = user.args[1] if user.args[0] is value else user.args[0]
+    mine, theirs, result = (_tensor_of(x) for x in (value, other, user))
+    if other is value or mine is None or theirs is None or result is None:
         return None
-    mine, theirs, result = value.meta["val"], other.meta["val"], user.meta["val"]
     alike = mine.shape == theirs.shape == result.shape and mine.dtype == theirs.dtype == result.dtype
     return (other, user) if alike and theirs.is_contiguous() else None
 

@@ -24,7 +24,7 @@ from flykernels.microscaling import BLOCK
 from templates.grouped_gemm.scaled.arguments import POINTERS, problem_of, scalar_values
 
 from . import devices, eager_code
-from .ops_mx import FORMAT_DTYPES, INPUT_DTYPES, Named, filled, mx_pairs
+from .ops_mx import FORMAT_DTYPES, INPUT_DTYPES, Named, differentiable_once, filled, mx_pairs, without_gradients
 from .scaled import dequantized
 
 _library = torch.library.Library("flykernels", "FRAGMENT")
@@ -48,9 +48,11 @@ def mxfp8_grouped_linear(
     (T, N) in x's dtype. Rows that no expert has are zeros, as are their gradients; so is the gradient of the weight of
     an expert without tokens. Gradients are those of the unquantised product (rounding passes them unchanged), computed
     from operands quantised along what they sum over: dx = Q(dy) Q(w), dw = Q(dy)^T Q(x). K must be a multiple of 32; so
-    must N if x's gradient is asked for. ValueError in words for what does not fit. On a GPU offs are not looked at:
-    those that decrease or leave 0 .. T are cut as GroupedGemmProblem says."""
+    must N if x's gradient is asked for. Gradients have no gradients: asking for those is a RuntimeError. ValueError in
+    words for what does not fit. On a GPU offs are not looked at: those that decrease or leave 0 .. T are cut as
+    GroupedGemmProblem says."""
     _check(x, w, offs, dtype)
+    x, w = without_gradients(x, w)
     return _GroupedLinear.apply(x, w, offs, dtype, mode, whole_blocks)
 
 
@@ -59,7 +61,7 @@ def mx_grouped_matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, offs: Any, out
 
     a (T, K), b (G, K, N), scales (T, K / 32) and (G, N, K / 32); or a (M, T), b (T, N), scales (M, T / 32) and
     (N, T / 32), offs multiples of 32. A row-major, B column-major, of any MX formats; scales float8_e8m0fnu, not
-    swizzled. Rows that no group has are zeros. ValueError that says what is wrong."""
+    swizzled. Rows that no group has are zeros. ValueError that says what is wrong. Not differentiable."""
     return torch.ops.flykernels.mx_grouped_matmul(a, b, scale_a, scale_b, offs, out_dtype)
 
 
@@ -103,6 +105,7 @@ class _GroupedLinear(torch.autograd.Function):
         return y
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, dy: Any) -> tuple:
         wants_x, wants_w = ctx.wants
         dtype, mode, whole_blocks = ctx.how

@@ -12,6 +12,8 @@ operators.
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,7 +58,7 @@ def mx_matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any = None, out_
     """(A scales_a) (B scales_b) + bias: (M, N) in out_dtype (bfloat16, float16, float32), summed in f32.
 
     a (M, K) row-major, b (K, N) column-major, of any MX formats; scales (M, K / 32) and (N, K / 32) float8_e8m0fnu,
-    contiguous and not swizzled; bias (N,) of out_dtype. ValueError that says what is wrong."""
+    contiguous and not swizzled; bias (N,) of out_dtype. ValueError that says what is wrong. Not differentiable."""
     return torch.ops.flykernels.mx_matmul(a, b, scale_a, scale_b, bias, out_dtype)
 
 
@@ -71,10 +73,19 @@ def scaled_linear(x: Any, w: Any, bias: Any = None, dtype: Any = torch.float8_e4
     The result has x's dtype. Gradients are those of the unquantised layer (rounding passes them unchanged), computed
     from operands quantised along the axis that they are summed over: x^T and w from the same read as the forward's, dy
     along both axes. K must be a multiple of 32; so must N if x's gradient is asked for. Rows of x are filled up with
-    zeros where w's gradient is. ValueError for what does not fit."""
+    zeros where w's gradient is. Gradients have no gradients: asking for those is a RuntimeError. ValueError for what
+    does not fit."""
     _check_linear(x, w, bias, dtype)
-    y = _ScaledLinear.apply(x.reshape(-1, x.shape[-1]), w, bias, dtype, mode)
+    lines = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    y = _ScaledLinear.apply(*without_gradients(lines, w, bias), dtype, mode)
     return y.reshape(*x.shape[:-1], w.shape[0])
+
+
+def without_gradients(*tensors: Any) -> tuple:
+    """The tensors; where no gradients are recorded, detached: a Function is asked for those of parameters even then."""
+    if torch.is_grad_enabled():
+        return tensors
+    return tuple(t if t is None else t.detach() for t in tensors)
 
 
 def _check_linear(x: Any, w: Any, bias: Any, dtype: Any) -> None:
@@ -101,6 +112,35 @@ def _check_linear(x: Any, w: Any, bias: Any, dtype: Any) -> None:
         )
 
 
+class _NoSecond(torch.autograd.Function):
+    """Passes gradients on; theirs are an error. `marked` requires one, so that they do too, whatever they came of."""
+
+    @staticmethod
+    def forward(ctx: Any, marked: Any, *gradients: Any) -> tuple:
+        return tuple(g if g is None else g.view_as(g) for g in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple:
+        raise RuntimeError(
+            "gradients of products of MX blocks have no gradients of their own: rounding has none. Do: compute what is "
+            "differentiated twice with torch.nn.functional.linear"
+        )
+
+
+def differentiable_once(backward: Callable) -> Callable:
+    """backward(ctx, dy) whose results, where their graph is recorded, say that they are not differentiable.
+
+    torch's once_differentiable says so only where dy is, and lets w's part in x's gradient go without a word."""
+
+    def once(ctx: Any, dy: Any) -> tuple:
+        recorded = torch.is_grad_enabled()
+        with torch.no_grad():
+            found = backward(ctx, dy)
+        return _NoSecond.apply(torch.ones((), requires_grad=True), *found) if recorded else found
+
+    return once
+
+
 class _ScaledLinear(torch.autograd.Function):
     """y = Q(x) Q(w)^T + b; dx = Q(dy) Q(w), dw = Q(dy)^T Q(x), each quantised along what it sums over."""
 
@@ -118,6 +158,7 @@ class _ScaledLinear(torch.autograd.Function):
         return y
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, dy: Any) -> tuple:
         wants_x, wants_w = ctx.wants
         saved = list(ctx.saved_tensors)
@@ -249,7 +290,7 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: An
     p = problem_of(a, b, scale_a, scale_b, bias, str(out_dtype))
     if p.scaling != "block":
         raise ValueError(f"mx_matmul: scales are {scale_a.dtype}: one float8_e8m0fnu for 32 numbers is wanted")
-    m = a.shape[0]
+    m, bias = a.shape[0], bias if bias is None else bias.contiguous()
     out = torch.empty((m, p.n), dtype=out_dtype, device=a.device)
     if out.numel() == 0:
         return out

@@ -172,6 +172,8 @@ def bias_kind(bias: Any, n: int, skip: int) -> str:
     if len(size) == 1:
         if number(size[0]) != n:
             raise NotEligible(f"bias of {size[0]} elements for N={n}")
+        if n != 1 and number(stride[0]) != 1:
+            raise NotEligible(f"bias with stride {stride[0]}: templates read neighbours")
         return "row"
     rows_alike = all(number(st) == 0 or number(sz) == 1 for sz, st in zip(size[:-1], stride[:-1], strict=True))
     if rows_alike and number(size[-1]) == n and (number(stride[-1]) == 1 or n == 1):

@@ -25,6 +25,7 @@ OP, TEMPLATE, RUN_TIME_SIZE = "_scaled_mm", "scaled_gemm", "m"
 PROBLEM = ScaledGemmProblem
 BLOCKWISE_1X32 = 3  # torch.nn.functional.ScalingType.BlockWise1x32
 FAST = "use_fast_accum"  # means something on sm_90a; elsewhere ours sums in f32, which is never less
+SCALES = (118, 128)  # E8M0 bytes that are measured with: up to 1, so that no sum is beyond f16's largest number
 READ = (FAST, "out_dtype")  # the type is the output's
 
 
@@ -106,7 +107,7 @@ def _scaling(scale_a: Any, scale_b: Any, m: int | None, n: int, k: int) -> str:
         count = lambda size: None if None in size else _product(size)
         for name, size, (rows, blocks) in zip(("A", "B"), sizes, wanted, strict=True):
             known = size[-1] == blocks if rows is None else count(size) == rows * blocks
-            if not known:
+            if not known or _turned(size, rows, blocks):
                 raise NotEligible(f"scales of {name} are {size}: {rows} x {blocks}, not swizzled, are taken")
         return "block"
     if kinds != ["torch.float32"] * 2:
@@ -116,6 +117,12 @@ def _scaling(scale_a: Any, scale_b: Any, m: int | None, n: int, k: int) -> str:
     if sizes == [[m, 1], [1, n]]:
         return "row"
     raise NotEligible(f"float32 scales of {sizes[0]} and {sizes[1]}: one each, or (M, 1) and (1, N), are taken")
+
+
+def _turned(size: Sequence[Any], rows: Any, blocks: Any) -> bool:
+    """Whether scales lie as (blocks, rows) where that is not (rows, blocks). (In an order that asks nothing of a
+    symbolic size where scales lie as they should.)"""
+    return len(size) == 2 and size[1] != blocks and size[0] == blocks and size[1] == rows
 
 
 def _product(size: Sequence[int | None]) -> int:
@@ -184,7 +191,7 @@ def sane(p: ScaledGemmProblem, inputs: Sequence[Any], variant: int = 0) -> list[
         if i < 2:  # codes without the highest exponents
             made = made.copy_(torch.randint(0, 256, x.shape, device=x.device) & 0xBF).view(x.dtype)
         elif x.dtype == torch.float8_e8m0fnu:
-            made = torch.randint(120, 134, x.shape, device=x.device, dtype=torch.uint8).view(x.dtype)
+            made = torch.randint(*SCALES, x.shape, device=x.device, dtype=torch.uint8).view(x.dtype)
         else:
             made.copy_(torch.rand(x.shape, device=x.device) + 0.5)
         out.append(made)
@@ -294,8 +301,15 @@ def meta_for(original: Callable, unpack: Callable) -> Callable:
                 per = [2 if x.dtype == torch.float4_e2m1fn_x2 else 1 for x in (a, b)]
                 k, sizes = a.shape[1] * per[0], (a.shape[0], b.shape[1])
                 counts = [scale_a.numel(), scale_b.numel()]
-                if k == b.shape[0] * per[1] and k % BLOCK == 0:
+                if per[0] != per[1]:
+                    raise RuntimeError(
+                        f"A is {a.dtype} and B {b.dtype}: torch's scaled products take operands of one width. Do: "
+                        "inductor_plugin.ops.mx_matmul(a, b, scale_a, scale_b), which takes any two"
+                    )
+                if a.shape[1] == b.shape[0] and k % BLOCK == 0:
                     if counts == [rows * (k // BLOCK) for rows in sizes]:
+                        if counts != [swizzled(rows, k) for rows in sizes]:  # these may have any shape
+                            _check_not_turned(scale_a, scale_b, sizes, k // BLOCK)
                         return a.new_empty(sizes, dtype=out_dtype or torch.bfloat16)
                     if counts != [swizzled(rows, k) for rows in sizes]:  # which not every torch finds
                         raise RuntimeError(
@@ -305,6 +319,15 @@ def meta_for(original: Callable, unpack: Callable) -> Callable:
         return original(*args, **kwargs)
 
     return meta
+
+
+def _check_not_turned(scale_a: Any, scale_b: Any, sizes: tuple, blocks: Any) -> None:
+    for name, scale, rows in (("A", scale_a, sizes[0]), ("B", scale_b, sizes[1])):
+        if _turned(scale.shape, rows, blocks):
+            raise RuntimeError(
+                f"the scales of {name} are {tuple(scale.shape)}: they must be (rows, K / {BLOCK}) = {(rows, blocks)}. "
+                "Do: transpose them and make them contiguous"
+            )
 
 
 def swizzled(rows: Any, k: Any) -> Any:

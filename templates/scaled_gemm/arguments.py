@@ -144,7 +144,9 @@ def _count(x) -> int:
 
 
 def _contiguous(x) -> bool:
-    """Row-major and dense; axes of size 1 may have any stride."""
+    """Row-major and dense; axes of size 1 may have any stride, and so may those of nothing."""
+    if 0 in x.shape:
+        return True
     expected = 1
     for size, stride in zip(reversed(x.shape), reversed(x.stride())):
         if size != 1 and stride != expected:

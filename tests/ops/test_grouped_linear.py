@@ -129,6 +129,13 @@ def test_only_the_gradients_that_are_asked_for():
     assert dx.shape == x.shape and dx[:43].any()
 
 
+def test_gradients_have_no_gradients():
+    x, w, offs = layer((40, 3))
+    (dx,) = torch.autograd.grad(ops.mxfp8_grouped_linear(x, w, offs).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="have no gradients of their own"):
+        dx.square().sum().backward()
+
+
 def test_no_tokens():
     x, w, offs = layer((0, 0), more=0)
     y = ops.mxfp8_grouped_linear(x, w, offs)

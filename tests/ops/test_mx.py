@@ -100,8 +100,33 @@ def test_training_goes_down():
 
 
 def test_empty():
-    y = ops.scaled_linear(torch.randn(0, 64, requires_grad=True), torch.randn(32, 64, requires_grad=True))
+    x, w, bias = (torch.randn(*s, requires_grad=True) for s in ((0, 64), (32, 64), (32,)))
+    y = ops.scaled_linear(x, w, bias)
     assert y.shape == (0, 32)
+    dx, *others = torch.autograd.grad(y.sum(), (x, w, bias))
+    assert dx.shape == x.shape and not any(g.any() for g in others)
+    assert torch.equal(ops.scaled_linear(torch.randn(2, 3, 0), torch.randn(32, 0), bias), bias.expand(2, 3, 32))
+
+
+def test_a_bias_may_have_any_stride():
+    x, w, numbers = torch.randn(40, 64), torch.randn(48, 64), torch.randn(96)
+    for bias in (numbers[::2], numbers[:1].expand(48)):
+        assert torch.equal(ops.scaled_linear(x, w, bias), ops.scaled_linear(x, w, bias.clone()))
+
+
+def test_nothing_is_prepared_for_gradients_where_none_are_recorded():
+    x, w = torch.randn(40, 64, requires_grad=True), torch.randn(50, 64, requires_grad=True)
+    with torch.no_grad():  # 40 rows and N = 50 are no whole blocks
+        assert torch.equal(ops.scaled_linear(x, w), ops.scaled_linear(x.detach(), w.detach()))
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_gradients_have_no_gradients(power):
+    """Of y itself too, though what comes into the backward pass then depends on nothing."""
+    x, w = torch.randn(40, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+    (dx,) = torch.autograd.grad(ops.scaled_linear(x, w).pow(power).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="have no gradients of their own"):
+        dx.square().sum().backward()
 
 
 def test_compiled_whole():

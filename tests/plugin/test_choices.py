@@ -198,6 +198,48 @@ def test_a_value_that_is_needed_before_its_activation_is_not_fused():
     assert torch.allclose(active, F.gelu(plain), atol=1e-6)
 
 
+def test_a_bias_whose_elements_are_no_neighbours_is_not_read_as_if_they_were():
+    """Nor does the kernel that a dense bias got serve it: the cache's key says nothing of a row bias's stride."""
+    w, x, numbers = torch.randn(32, 48), torch.randn(16, 32), torch.randn(96)
+    function = lambda x, w, bias: F.relu(torch.addmm(bias, x, w))
+    for bias in (numbers[:48], numbers[::2], numbers[:1].expand(48)):
+        torch._dynamo.reset()
+        out, code = run_and_get_code(compile_with(function), x, w, bias)
+        assert ('"activation":"relu"' in code) == (bias.stride() == (1,))
+        assert_close(out, F.relu(bias.double() + x.double() @ w.double()), 32)
+
+
+def test_a_product_of_another_type_keeps_nobody_from_being_fused():
+    w, x, z = torch.randn(32, 48), torch.randn(16, 32), torch.randn(8, 8, dtype=torch.complex64)
+    (out, _), code = run_and_get_code(compile_with(lambda x, z: (F.relu(x @ w), torch.mm(z, z))), x, z)
+    assert '"activation":"relu"' in code
+    assert_close(out, F.relu(x.double() @ w.double()), 32)
+
+
+def test_a_symbolic_number_that_is_added_is_no_residual(log):
+    w, x = torch.randn(32, 48), torch.randn(16, 32)
+    function = compile_with(lambda x, n: F.relu(x @ w) + n)
+    for n in (3, 4):  # the second is a symbol
+        assert_close(function(x, n), F.relu(x.double() @ w.double()) + n, 32)
+    assert "no fused candidates" not in log.text
+
+
+def test_operands_written_in_place_before_the_activation():
+    """Inductor writes into x between the product and relu (in training it keeps their order): the product of what x was
+    before is meant."""
+    w, new = torch.randn(32, 48), torch.randn(2, 32)
+
+    def function(x, at):
+        x = x * 2
+        y = x @ w
+        x[at] = new
+        return F.relu(y), x
+
+    x, at = torch.randn(16, 32, requires_grad=True), torch.tensor([1, 3])
+    out, _ = compile_with(function)(x, at)
+    assert_close(out.detach(), F.relu(x.detach().double() * 2 @ w.double()), 32)
+
+
 def test_an_activation_that_only_looks_like_one_is_not_fused():
     w, x = torch.randn(48, 32), torch.randn(20, 32)
     nearly_gelu = lambda y: y * 0.5 * (1 + torch.erf(y * 0.70710677))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from flykernels.dtypes import dtype as element_type
 from inductor_plugin import private, requests, scaled
+from templates.scaled_gemm.problem import ScaledGemmProblem
 from templates.scaled_gemm.reference import bound, reference, wrong
 
 from .conftest import compile_with, ours_ran, run_and_get_code
@@ -69,6 +74,44 @@ def test_mx_blocks(m, dtype):
     got, code = run_and_get_code(f, a, b, s, t)
     assert ours_ran(code)
     assert right(got, a, b, s, t)
+
+
+@pytest.mark.parametrize("dtype", [*FP8, torch.float4_e2m1fn_x2])
+def test_what_is_measured_with_stays_within_f16(dtype):
+    """A sum beyond f16's largest number looked like a wrong result, and the candidate was put away for good."""
+    k = 1 << 14
+    p = ScaledGemmProblem(64, k, element_type(str(dtype)).name, element_type(str(dtype)).name, out_dtype="f16")
+    for scaling in ("block", "tensor"):
+        p = replace(p, scaling=scaling)
+        made = [mx_scales(64, k), mx_scales(64, k)] if scaling == "block" else [torch.rand(()), torch.rand(())]
+        given = scaled.sane(p, [codes(64, k, dtype), codes(64, k, dtype).t(), *made])
+        _, (x, y) = scaled.as_dense(p, given)
+        assert (x @ y).abs().max() < torch.finfo(torch.float16).max / 4
+
+
+def test_scales_that_lie_the_other_way_round_are_refused():
+    a, b, t = codes(16, 96, FP8[0]), codes(48, 96, FP8[0]).t(), mx_scales(48, 96)
+    turned = mx_scales(16, 96).t().contiguous()
+    f = compile_with(lambda a, b, s, t: torch._scaled_mm(a, b, s, t, out_dtype=torch.bfloat16))
+    with pytest.raises(Exception, match=r"scales of A are \(3, 16\).*\(16, 3\).*transpose them"):
+        f(a, b, turned, t)
+    m, k = 128, 8 * 32  # as many as the swizzled arrangement has, whose shape says nothing: no candidate of ours
+    with pytest.raises(requests.NotEligible, match="128 x 8, not swizzled"):
+        scaled._scaling(node(mx_scales(m, k).t().contiguous()), node(mx_scales(m, k)), m, m, k)
+    assert scaled._scaling(node(mx_scales(m, k)), node(mx_scales(m, k)), m, m, k) == "block"
+
+
+def node(x: torch.Tensor) -> SimpleNamespace:
+    """What Inductor's node of a tensor is asked for."""
+    return SimpleNamespace(get_dtype=lambda: x.dtype, get_size=lambda: list(x.shape))
+
+
+def test_operands_of_two_widths_are_refused_in_words():
+    """Inductor has no lowering for them; `ops.mx_matmul` takes them."""
+    a, b = codes(16, 96, FP8[0]), codes(48, 96, torch.float4_e2m1fn_x2).t()
+    f = compile_with(lambda a, b, s, t: torch._scaled_mm(a, b, s, t, out_dtype=torch.bfloat16))
+    with pytest.raises(Exception, match="operands of one width"):
+        f(a, b, mx_scales(16, 96), mx_scales(48, 96))
 
 
 def second(a, b, s, t):
