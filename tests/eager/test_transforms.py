@@ -216,18 +216,27 @@ def test_compile_and_eager_of_bf16_agree(on):
     torch._dynamo.reset()
 
 
-def test_export(prefer_ours):
-    """The program is the same. Decomposed, its fused operator stays whole, as it does for a device where ATen has
-    one."""
+TABLES = {
+    "the usual table": lambda: None,
+    "all that can stay whole": dict,
+    "another composition": lambda: {torch.ops.aten.rms_norm.default: lambda x, shape, weight=None, eps=None: x * 3},
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_export(prefer_ours, name):
+    """The program is the same, and so is what it is decomposed into."""
     module, x = torch.nn.RMSNorm(8), torch.randn(4, 8)
+    rows = ({0: torch.export.Dim("rows", min=2)},)
     texts = []
     for state in (True, False):
         with eager.enabled(["cpu"], on=state):
             expected = module(x)
-            program = torch.export.export(module, (x,))
-            texts.append(program.graph_module.code)
-            for p in (program, program.run_decompositions()):
-                torch.testing.assert_close(p.module()(x), expected)
+            program = torch.export.export(module, (x,), dynamic_shapes=rows)
+            decomposed = program.run_decompositions(TABLES[name]())
+            texts.append((str(program.graph), str(decomposed.graph)))
+            torch.testing.assert_close(program.module()(x), expected)
+            torch.testing.assert_close(decomposed.module()(x), x * 3 if name == "another composition" else expected)
     assert texts[0] == texts[1]
 
 
