@@ -137,8 +137,8 @@ def trace_as_composed(ops: Sequence[str], keys: Sequence[str], on: bool) -> None
 
 
 def _composed(op: Any, autograd: bool) -> Any:
-    """What tracing runs for an operator on a key. Where torch.export has put another composition in the place of ATen's,
-    that is what autograd's key runs; or it says that the operator is to stay whole."""
+    """What tracing runs for an operator on a key. Where torch.export has put something in the place of ATen's
+    composition, that is what autograd's key runs; or it says that the operator is to stay whole."""
     import torch
     from torch._higher_order_ops.utils import autograd_not_implemented
 
