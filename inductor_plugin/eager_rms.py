@@ -103,13 +103,13 @@ class RMSNorm(Gradients):
             and (weight is None or type(weight) in PLAIN)
             and not self.modes()
             and self.interpreter() is None
+            and self.level._current_level < 0  # ATen's derivative of the fused operator makes tangents f32
         ):
             grad = torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
-            plan = self.plan(x, shape, weight, eps, grad)
+            kept = not (grad and x.is_inference())  # autograd can keep x for the gradient
+            plan = self.plan(x, shape, weight, eps, grad) if kept else None
             if plan is not None:
-                if grad or self.level._current_level >= 0:
-                    return self.derivative(keys, x, shape, weight, eps)  # type: ignore[misc]
-                return plan.run(x, weight)
+                return self.derivative(keys, x, shape, weight, eps) if grad else plan.run(x, weight)  # type: ignore[misc]
         return self.original(keys, x, shape, weight, eps)
 
     def forward(self, keys: Any, x: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:

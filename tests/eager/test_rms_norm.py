@@ -341,6 +341,28 @@ def test_inference_mode_and_no_grad(on, launches):
     assert len(launches) >= 2 and torch.equal(y, z) and not z.requires_grad
 
 
+@pytest.mark.parametrize("door", [True, False])
+def test_a_gradient_beside_tensors_of_inference_mode(prefer_ours, monkeypatch, door):
+    """What a frozen network computed in inference mode may be normalised by a weight that learns, as with ATen, which
+    needs to keep the normalised alone."""
+    if not door:
+        monkeypatch.setattr(eager, "_open_rms_norm", lambda *_: False)
+    with torch.inference_mode():
+        x, frozen = torch.randn(4, 64), torch.randn(64)
+    weight, input = torch.randn(64, requires_grad=True), torch.randn(4, 64, requires_grad=True)
+    for operands in ((x, weight), (input, frozen), (x, frozen), (input, weight)):
+
+        def step(operands=operands):
+            y = F.rms_norm(operands[0], (64,), operands[1], 1e-5)
+            return (y, *(torch.autograd.grad(y.sum(), weight) if operands[1] is weight else ()))
+
+        ours, aten = both(step)
+        if torch.is_tensor(aten[0]):
+            torch.testing.assert_close(ours, aten, rtol=1e-5, atol=1e-5)
+        else:
+            assert ours == aten
+
+
 def test_python_threads_share_plans(on):
     x, weight = torch.randn(64, 256), torch.randn(256)
     expected, wrong = F.rms_norm(x, (256,), weight), []

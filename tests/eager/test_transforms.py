@@ -59,17 +59,32 @@ def test_hessian_of_rms_norm(prefer_ours):
 
 
 @BOTH
-def test_forward_mode(prefer_ours, operands, function):
-    x, w = operands
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("door", [True, False])
+def test_forward_mode(prefer_ours, operands, function, dtype, door, monkeypatch):
+    if not door:
+        monkeypatch.setattr(eager, "_open_rms_norm", lambda *_: False)
+    x, w = (t.to(dtype) for t in operands)
 
-    def call():
+    def call(x_too, w_too):
         with forward_ad.dual_level():
-            out = function(forward_ad.make_dual(x, x.sin()), w)
+            out = function(forward_ad.make_dual(x, x.sin()) if x_too else x, forward_ad.make_dual(w, w) if w_too else w)
             primal, tangent = forward_ad.unpack_dual(out)
             assert tangent is not None
             return primal.clone(), tangent.clone()
 
-    same(call)
+    for which in ((True, False), (False, True), (True, True)):
+        same(lambda which=which: call(*which))
+
+
+def test_forward_mode_through_a_model_of_bf16(on):
+    model, x = (
+        torch.nn.Sequential(torch.nn.RMSNorm(16), torch.nn.Linear(16, 4)).bfloat16(),
+        torch.randn(3, 16).bfloat16(),
+    )
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(model(forward_ad.make_dual(x, x.sin()))).tangent
+    assert tangent.dtype == torch.bfloat16
 
 
 def test_forward_over_reverse(prefer_ours, operands):
