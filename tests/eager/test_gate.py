@@ -21,13 +21,7 @@ from inductor_plugin.counters import counters
 from tuning_cache import Entry
 
 ROOT = Path(__file__).parents[2]
-OVERRIDDEN = (
-    "aten::rms_norm",
-    "aten::_fused_rms_norm",
-    "aten::_fused_rms_norm_backward",
-    "aten::topk",
-    "aten::topk.values",
-)
+OVERRIDDEN = ("aten::rms_norm", "aten::_fused_rms_norm", "aten::topk", "aten::topk.values")  # and given back
 norm = lambda x: F.rms_norm(x, x.shape[-1:])
 
 
@@ -60,6 +54,24 @@ def test_off_by_default_and_switched(prefer_ours):
 def test_an_exception_inside_switches_off_too(prefer_ours):
     with pytest.raises(KeyError), eager.enabled(["cpu"]):
         raise KeyError
+    assert not eager.is_enabled()
+
+
+def test_which_devices_are_meant(prefer_ours):
+    """None of them is none, one by itself is one, and a name that is none says so; a context inside another leaves the
+    kernels registered."""
+    assert eager.enable([]) == {} and set(eager.enable("cpu")) == {"cpu"}
+    doors = list(eager._installed["cpu"].doors)
+    handles = [door._handles[:] for door in doors]
+    with eager.enabled():
+        pass
+    assert [door._handles for door in doors] == handles and all(door.is_open for door in doors)
+    eager.disable([])
+    assert eager.is_enabled("cpu")
+    for switch in (eager.enable, eager.disable):
+        with pytest.raises(ValueError, match="devices gpu; known are cpu, cuda"):
+            switch("gpu")
+    eager.disable("cpu")
     assert not eager.is_enabled()
 
 

@@ -145,6 +145,20 @@ def test_gradients_of_expanded_and_strided_upstream(on):
             torch.testing.assert_close(ours, torch.autograd.grad(z, (x, weight), dy), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("door", [True, False])
+def test_a_graph_outlives_the_switch(prefer_ours, monkeypatch, door):
+    """loss = model(x) with eager operators on, loss.backward() after: ATen has no gradient of the fused operator."""
+    if not door:
+        monkeypatch.setattr(eager, "_open_rms_norm", lambda *_: False)
+    x, weight, dy = torch.randn(6, 40, requires_grad=True), torch.randn(40, requires_grad=True), torch.randn(6, 40)
+    with eager.enabled(["cpu"]):
+        y = F.rms_norm(x, (40,), weight)
+    z = F.rms_norm(x, (40,), weight)
+    assert "FusedRmsNorm" in type(y.grad_fn).__name__ and "FusedRmsNorm" not in type(z.grad_fn).__name__
+    ours, aten = (torch.autograd.grad(t, (x, weight), dy) for t in (y, z))
+    torch.testing.assert_close(ours, aten, rtol=1e-5, atol=1e-5)
+
+
 def test_the_weights_gradient_is_the_same_every_time(on):
     x, weight = torch.randn(1000, 64, requires_grad=True), torch.randn(64, requires_grad=True)
     dy = torch.randn(1000, 64)
