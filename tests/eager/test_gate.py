@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -230,6 +231,21 @@ def test_pinned_strict_says_what_is_missing(monkeypatch, prefer_ours):
                 torch.topk(torch.randn(4, 5000), 5, out=out)
         norm(torch.randn(4, 5).double())  # not ours to decide
         torch.topk(torch.randn(4, 5), 0)
+
+
+@pytest.mark.parametrize("function", [norm, lambda x: torch.topk(x, 3)[0]], ids=["rms_norm", "topk"])
+def test_decisions_dropped_while_a_case_is_measured(prefer_ours, monkeypatch, function):
+    """The measured calls are then unknown again: they must not wait for the lock that their own measurement holds."""
+    monkeypatch.setattr(
+        eager_gate, "interleaved", lambda ways, run, wait: {n: [(eager.forget(), run(), 1)[2]] for n, _ in ways}
+    )
+    x, found = torch.randn(4, 50), []
+    with eager.enabled(["cpu"]):
+        caller = threading.Thread(target=lambda: found.append(function(x)), daemon=True)
+        caller.start()
+        caller.join(60)
+        assert found, "the call never came back"
+    torch.testing.assert_close(found[0], function(x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_damaged_entry_is_decided_again(prefer_ours, own_cache):
