@@ -3,7 +3,8 @@
     from inductor_plugin import eager
 
     eager.enable()                       # or FLYKERNELS_EAGER=1 in the environment; eager.disable()
-    with eager.enabled(): ...            # both are of the process: dispatch knows no threads
+    with eager.enabled(): ...            # both are of the process: dispatch knows no threads. Switch while no other
+                                         # thread is in an operator: PyTorch's dispatcher does not guard its tables
     eager.original("aten::topk", "cpu")  # ATen's own kernel, whatever is switched on
 
 ATen's operators are overridden in the dispatcher, for each device. A call is ours where a measurement in the tuning

@@ -41,8 +41,8 @@ CASE_SECONDS = 0.6  # that measuring a case takes at most, but for a least numbe
 LEAST_ROUNDS = 3
 VETOES = 3  # measurements that must all say that a call is slower, where the GPU's own time says it is faster
 QUEUE_ROUNDS, QUEUE_CALLS = 7, 10
-_here = threading.local()  # measuring: whether this thread does
 QUEUE_CYCLES = 800_000  # of a GPU's clock, some 0.4 ms: in which ten calls are sent
+_here = threading.local()  # measuring: whether this thread does
 
 
 class Wrong(Exception):
