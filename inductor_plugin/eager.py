@@ -3,7 +3,8 @@
     from inductor_plugin import eager
 
     eager.enable()                       # or FLYKERNELS_EAGER=1 in the environment; eager.disable()
-    with eager.enabled(): ...            # both are of the process: dispatch knows no threads
+    with eager.enabled(): ...            # both are of the process: dispatch knows no threads. Switch while no other
+                                         # thread is in an operator: PyTorch's dispatcher does not guard its tables
     eager.original("aten::topk", "cpu")  # ATen's own kernel, whatever is switched on
 
 ATen's operators are overridden in the dispatcher, for each device. A call is ours where a measurement in the tuning
@@ -43,6 +44,7 @@ class _Installed:
 
 _installed: dict[str, _Installed] = {}
 _made: dict[str, Any] = {}  # kept over disable() and enable(): decisions, and the one door
+_lasting: list[Any] = []  # libraries that stay when eager operators are off
 _said: set[str] = set()  # warnings that need not be repeated
 _originals: dict[tuple[str, str], Callable | None] = {}
 
@@ -54,11 +56,8 @@ def enable(devices: Sequence[str] | None = None) -> dict[str, dict[str, str]]:
     Returns, for each device, what became of each operator, in words. Calling it again changes nothing. Never raises
     for a torch that lacks something: what cannot be overridden stays ATen's, and the log says why. ValueError for a
     device that is neither."""
-    unknown = sorted(set(devices or ()) - set(settings.EAGER_DEVICES))
-    if unknown:
-        raise ValueError(f"eager.enable: devices {', '.join(unknown)}; known are {', '.join(settings.EAGER_DEVICES)}")
     with _lock:
-        for device in devices or settings.EAGER_DEVICES:
+        for device in _chosen("enable", devices, settings.EAGER_DEVICES):
             if device not in _installed and _there(device):
                 try:
                     _installed[device] = _install(device)
@@ -68,9 +67,10 @@ def enable(devices: Sequence[str] | None = None) -> dict[str, dict[str, str]]:
 
 
 def disable(devices: Sequence[str] | None = None) -> None:
-    """ATen's kernels are back, on these devices (default: all). Decisions are kept for the next `enable`."""
+    """ATen's kernels are back, on these devices (default: all). Decisions are kept for the next `enable`, and graphs
+    that autograd has recorded can still be gone through. ValueError as for `enable`."""
     with _lock:
-        for device in devices or tuple(_installed):
+        for device in _chosen("disable", devices, tuple(_installed)):
             installed = _installed.pop(device, None)
             if installed is not None:
                 for door in installed.doors:
@@ -90,8 +90,7 @@ def enabled(devices: Sequence[str] | None = None, on: bool = True) -> Iterator[N
     finally:
         with _lock:
             disable([d for d in _installed if d not in before])
-            if before:
-                enable(before)
+            enable(before)
 
 
 def status() -> dict[str, dict[str, str]]:
@@ -138,6 +137,17 @@ def forget() -> None:
 
 
 # -- installing
+def _chosen(what: str, devices: Sequence[str] | None, otherwise: Sequence[str]) -> Sequence[str]:
+    """The devices that a call means: one may be named by itself."""
+    if devices is None:
+        return otherwise
+    named = (devices,) if isinstance(devices, str) else tuple(devices)
+    unknown = sorted(set(named) - set(settings.EAGER_DEVICES))
+    if unknown:
+        raise ValueError(f"eager.{what}: devices {', '.join(unknown)}; known are {', '.join(settings.EAGER_DEVICES)}")
+    return named
+
+
 def _there(device: str) -> bool:
     if device == "cpu":
         return True
@@ -205,14 +215,26 @@ def _install_rms_norm(installed: _Installed, device: Any, key: str) -> None:
         return
     library = _library(installed)
     library.impl("_fused_rms_norm", rms.forward, key, with_keyset=True)
-    library.impl("_fused_rms_norm_backward", rms.backward, key, with_keyset=True)
-    if backward is None:
+    if backward is not None:
+        library.impl("_fused_rms_norm_backward", rms.backward, key, with_keyset=True)
+    else:
+        _keep_gradient(rms, key)
         # ATen composes the operator on this device, and autograd sees through it. With a kernel of ours there, autograd
         # takes its formula for the fused operator, so the router decides first which of both it is.
         if rms.derivative is None:
             rms.derivative = private.kernel_of(FORWARD, f"Autograd{key}")
         library.impl("_fused_rms_norm", rms.route, f"Autograd{key}", with_keyset=True)
     installed.served |= dict.fromkeys((FORWARD, BACKWARD), "ours where measured to be faster, looked up in Python")
+
+
+def _keep_gradient(rms: Any, key: str) -> None:
+    """Registers a gradient that ATen has no kernel for, for good: graphs recorded meanwhile call it later."""
+    import torch
+
+    if f"rms_norm gradient {key}" not in _made:
+        _made[f"rms_norm gradient {key}"] = rms
+        _lasting.append(torch.library.Library("aten", "IMPL"))
+        _lasting[-1].impl("_fused_rms_norm_backward", rms.backward, key, with_keyset=True)
 
 
 def _open_rms_norm(installed: _Installed, device: Any, key: str, rms: Any) -> bool:

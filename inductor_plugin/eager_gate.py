@@ -42,6 +42,7 @@ LEAST_ROUNDS = 3
 VETOES = 3  # measurements that must all say that a call is slower, where the GPU's own time says it is faster
 QUEUE_ROUNDS, QUEUE_CALLS = 7, 10
 QUEUE_CYCLES = 800_000  # of a GPU's clock, some 0.4 ms: in which ten calls are sent
+_here = threading.local()  # measuring: whether this thread does
 
 
 class Wrong(Exception):
@@ -77,8 +78,11 @@ def key_for(op: str, template: str, problem: dict, device: Any) -> Key:
 def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> tuple[Timing | None, bool]:
     """(the winner's record if it is ours else None, whether this stands for good).
 
-    measure() -> the case's entry with a winner; called with the key's lock held, in mode "tune" only.
+    measure() -> the case's entry with a winner; called with the key's lock held, in mode "tune" only. What is asked
+    while measuring, because another thread has dropped decisions meanwhile, is ATen's: nobody may wait for that lock.
     PinnedMiss in mode "pinned-strict" for what the cache does not know."""
+    if getattr(_here, "measuring", False):
+        return None, False
     store, mode = settings.store(), settings.mode()
     entry = store.lookup(key)
     known = entry if entry is not None and entry.winner else None
@@ -160,6 +164,7 @@ def apart(work: Callable[[], Any]) -> Any:
 
     def run() -> None:
         torch.get_num_threads()  # a new thread learns torch's number from this
+        _here.measuring = True
         try:
             with torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
                 outcome.append((work(), None))

@@ -117,14 +117,20 @@ def name_of(config: dict) -> str:
     return "flykernels " + " ".join(f"{k}={v}" for k, v in sorted(config.items()))
 
 
-def compare(got: Sequence[Any], want: Sequence[Any], width: int, rows: int) -> None:
+def compare(
+    got: Sequence[Any], want: Sequence[Any], width: int, rows: int, least: Sequence[Any] = (),
+) -> None:  # fmt: skip
     """Compares a call's results with ATen's, ours and ATen's erring alike. Raises Wrong.
 
     Results are (y, rstd or dx, dweight or nothing) in either order: each is held against the largest of its row (of the
     whole, if it has one axis), times one rounding to its type and the errors of f32 sums of `width` (or `rows`)
-    terms."""
-    pairs = zip(got if isinstance(got, (tuple, list)) else (got,), want if isinstance(want, (tuple, list)) else (want,))
-    for number, (ours, aten) in enumerate(pairs):
+    terms.
+
+    least  for each result, or the last of them, what it is at least held against: a tensor of its shape, or None"""
+    as_list = lambda results: list(results) if isinstance(results, (tuple, list)) else [results]
+    got, want = as_list(got), as_list(want)
+    bounds = [*[None] * (len(want) - len(least)), *least]
+    for number, (ours, aten, at_least) in enumerate(zip(got, want, bounds)):
         if ours is None or aten is None:
             if ours is not aten:
                 raise Wrong(f"result {number}: one of ours and ATen's is missing")
@@ -134,6 +140,8 @@ def compare(got: Sequence[Any], want: Sequence[Any], width: int, rows: int) -> N
             raise Wrong(f"result {number}: {list(a.shape)} {ours.dtype} for ATen's {list(b.shape)} {aten.dtype}")
         flat = b.reshape(-1, b.shape[-1]) if b.dim() > 1 else b.reshape(1, -1)
         sizes = flat.abs().nan_to_num(0, 0, 0).amax(-1, keepdim=True)
+        if at_least is not None:
+            sizes = torch.maximum(sizes, at_least.reshape(flat.shape).nan_to_num(0, 0, 0).amax(-1, keepdim=True))
         terms = max(width, rows if b.dim() == 1 else 1)
         step = 2 * torch.finfo(ours.dtype).eps + (ROUNDINGS + GROWTH * terms**0.5) * f32.epsilon
         error = (a.reshape(flat.shape) - flat).abs()
@@ -159,3 +167,16 @@ def composed_backward(dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: 
         terms = g * normal
         dweight = (terms.sum(outer) if outer else terms).to(weight.dtype)
     return dx, dweight
+
+
+def gradient_sizes(dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any) -> tuple[Any, ...]:
+    """What `compare` holds (dx, dweight) at least against, dweight only with a weight: where terms nearly cancel, as
+    they do in short rows, a result is much smaller than they are, and its errors are theirs."""
+    axes, outer = tuple(range(x.dim() - len(shape), x.dim())), tuple(range(x.dim() - len(shape)))
+    g, r = dy.float(), rstd.float()
+    inner = g if weight is None else g * weight.float()
+    dx = (inner.abs().amax(axes, keepdim=True) * r).expand(x.shape)
+    if weight is None:
+        return (dx,)
+    terms = g * x.float() * r
+    return dx, (torch.linalg.vector_norm(terms, dim=outer) if outer else terms.abs())

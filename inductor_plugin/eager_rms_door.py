@@ -20,7 +20,7 @@ from . import eager_code, eager_gate
 from .devices import Device
 from .eager_gate import Candidate
 from .eager_rms import RMSNorm
-from .eager_rms_call import NAMES, NUMBERS, TYPES, case_of, compare, name_of
+from .eager_rms_call import NAMES, NUMBERS, TYPES, case_of, compare, gradient_sizes, name_of
 from .strides import WIDEST
 
 log = logging.getLogger(__name__)
@@ -120,10 +120,13 @@ class GpuRMSNorm:
 
                 make.name = name_of(config)  # type: ignore[attr-defined]
                 candidates.append(make)
+            least: tuple[Any, ...] = ()
             if p.backward:
                 rstd = (x.float().pow(2).mean(-1, keepdim=True) + EPS).rsqrt()
                 operands = draw(), x, [width], rstd, weight, [True, p.weight_gradient]
                 once = run = lambda: torch.ops.aten._fused_rms_norm_backward(*operands)
+                sizes = gradient_sizes(*operands[:5])
+                least = (*sizes, *[None] * (2 - len(sizes)))
             else:  # what L2 does not hold is other data each time, as in a model: some of the last call's stays there
                 in_turn = itertools.cycle([x, draw()] if 0 < target.limits.l2_bytes < x.nbytes else [x])
                 once = lambda: torch.ops.aten._fused_rms_norm(x, [width], weight, EPS)
@@ -132,7 +135,7 @@ class GpuRMSNorm:
             aten()
             want = once()
             return eager_gate.contest(
-                case, candidates, run, aten, lambda: compare(once(), want, width, rows), torch.cuda.synchronize
+                case, candidates, run, aten, lambda: compare(once(), want, width, rows, least), torch.cuda.synchronize
             )
 
     def forget(self) -> None:

@@ -14,13 +14,24 @@ import torch
 
 from templates.rms_norm.arguments import scalars
 from templates.rms_norm.config import config_from_key
-from templates.rms_norm.problem import RMSNormProblem, alignment_of
+from templates.rms_norm.problem import RMSNormProblem, alignment_of, eps_or_default
 from templates.rms_norm.space import configurations
 
 from . import eager_code, eager_gate
 from .devices import Device
 from .eager_gate import Candidate
-from .eager_rms_call import NAMES, axes_of, bytes_like, case_of, compare, dense, name_of, rows_of, why_not
+from .eager_rms_call import (
+    NAMES,
+    axes_of,
+    bytes_like,
+    case_of,
+    compare,
+    dense,
+    gradient_sizes,
+    name_of,
+    rows_of,
+    why_not,
+)
 
 log = logging.getLogger(__name__)
 
@@ -192,8 +203,8 @@ class Gradients:
         run = lambda: torch.ops.aten._fused_rms_norm_backward(*operands)
         aten()
         want = run()
-        x = operands[1]
-        check = lambda: compare(run(), want, problem.width or 1, x.numel() // max(1, problem.width or 1))
+        width, least = problem.width or 1, gradient_sizes(*operands[:5])
+        check = lambda: compare(run(), want, width, operands[1].numel() // width, (*least, *[None] * (2 - len(least))))
         return eager_gate.contest(case, candidates, run, aten, check, self._wait)
 
     @staticmethod
@@ -214,7 +225,8 @@ class Gradients:
         made = [eager_code.codes_for("rms_norm", p.canonical(self.device), config, target.name) for p in problems]
         return "|".join(map(eager_code.artefact_of, made[: 1 if problem.weight_dtype == "none" else 2]))
 
-    def training_step(self, x: Any, shape: Any, weight: Any, eps: float | None) -> Callable:
+    def training_step(self, x: Any, shape: Any, weight: Any, eps: float | None) -> tuple[Callable, tuple[Any, ...]]:
+        """(step() -> (y, dx, dweight if there is a weight), what `compare` holds them at least against)."""
         leaf = x.detach().requires_grad_()
         own = weight.detach().requires_grad_() if weight is not None else None
         dy = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)
@@ -224,4 +236,7 @@ class Gradients:
             y = torch.rms_norm(leaf, list(shape), own, eps)
             return (y.detach(), *torch.autograd.grad(y, wanted, dy))
 
-        return run
+        with torch.no_grad():
+            axes = tuple(range(x.dim() - len(shape), x.dim()))
+            rstd = (x.float().pow(2).mean(axes, keepdim=True) + eps_or_default(eps)).rsqrt()
+            return run, gradient_sizes(dy, x, shape, rstd, weight)

@@ -25,7 +25,7 @@ from templates.rms_norm.space import configurations
 from . import devices, eager_code, eager_gate
 from .eager_gate import Candidate, bucket
 from .eager_rms import MISSING, PLANS_MOST
-from .eager_rms_call import NAMES, compare, composed_backward, dense, rows_of
+from .eager_rms_call import NAMES, compare, composed_backward, dense, gradient_sizes, rows_of
 from .ops_grouped import mx_grouped_matmul, mxfp8_grouped_linear
 from .ops_mx import mx_matmul, mx_quantize, scaled_linear
 
@@ -173,7 +173,8 @@ class _AddRMSNorm:
                     (tuple(total.shape), total.dtype),
                     *([(tuple(weight.shape), weight.dtype)] if weight_gradient else []),
                 )
-                plan = self._plan(key, problem, rows, given, results, operands, aten)
+                least = lambda: gradient_sizes(dy, total, total.shape[-axes:], rstd, weight)[: len(results)]
+                plan = self._plan(key, problem, rows, given, results, operands, aten, least)
         found = aten() if plan is None else self._run(plan, operands)
         return (*found, total.new_empty(0)) if len(found) == 1 else found
 
@@ -201,9 +202,10 @@ class _AddRMSNorm:
         return RMSNormProblem(width, NAMES[operands[0].dtype], kind, align=align, rows_hint=rows, **more)
 
     def _plan(
-        self, key: tuple, p: RMSNormProblem, rows: int, given: dict, results: tuple, operands: tuple, aten: Callable
-    ):
-        """The plan for a key, decided by the cache or by measuring on these operands."""
+        self, key: tuple, p: RMSNormProblem, rows: int, given: dict, results: tuple, operands: tuple, aten: Callable,
+        least: Callable[[], tuple] = tuple,
+    ):  # fmt: skip
+        """The plan for a key, decided by the cache or by measuring on these operands. least: see `compare`."""
         if len(self.plans) >= PLANS_MOST:
             self.plans.clear()
         width: int = p.width  # type: ignore[assignment]
@@ -216,7 +218,7 @@ class _AddRMSNorm:
         try:
             if p.why_not(self.device) is None:
                 may = self.on_cpu or not torch.cuda.is_current_stream_capturing()
-                measure = lambda: self._measure(case_key, key, kernel, bind, rows, width, operands, aten)
+                measure = lambda: self._measure(case_key, kernel, bind, rows, width, operands, aten, least)
                 decided, for_good = eager_gate.decide(case_key, measure, may)
                 if decided is not None:
                     codes = eager_code.codes_for(
@@ -257,8 +259,9 @@ class _AddRMSNorm:
         return run
 
     def _measure(
-        self, case: Any, key: tuple, kernel: Any, bind: Callable, rows: int, width: int, operands: tuple, aten: Callable
-    ):
+        self, case: Any, kernel: Any, bind: Callable, rows: int, width: int, operands: tuple, aten: Callable,
+        least: Callable[[], tuple],
+    ):  # fmt: skip
         from flykernels import targets
 
         target = getattr(targets, self.device.target)
@@ -279,7 +282,8 @@ class _AddRMSNorm:
             candidates.append(make)
         want = aten()
         run = lambda: using[0]()
-        check = lambda: compare(run(), want, width, rows)
+        bounds = least()
+        check = lambda: compare(run(), want, width, rows, bounds)
         wait = None if self.on_cpu else torch.cuda.synchronize
         with torch.no_grad():
             return eager_gate.contest(case, candidates, run, lambda: using.__setitem__(0, aten), check, wait)

@@ -130,10 +130,28 @@ def trace_as_composed(ops: Sequence[str], keys: Sequence[str], on: bool) -> None
         op = getattr(torch.ops.aten, name).default
         for key in (getattr(torch._C.DispatchKey, key) for key in keys):
             if on:
-                op.py_kernels[key] = op.decompose
+                op.py_kernels[key] = _composed(op, autograd=key.name.startswith("Autograd"))
             else:
                 op.py_kernels.pop(key, None)
             op._dispatch_cache.pop(key, None)
+
+
+def _composed(op: Any, autograd: bool) -> Any:
+    """What tracing runs for an operator on a key. Where torch.export has put something in the place of ATen's
+    composition, that is what autograd's key runs; or it says that the operator is to stay whole."""
+    import torch
+    from torch._higher_order_ops.utils import autograd_not_implemented
+
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    whole = autograd_not_implemented(op, deferred_error=True)
+
+    def traced(*args: Any, **named: Any) -> Any:
+        if not autograd or composite not in op.py_kernels:
+            return op._op_dk(composite, *args, **named)
+        found = op.py_kernels[composite](*args, **named)
+        return whole(*args, **named) if found is NotImplemented else found
+
+    return traced
 
 
 # -- what the rest of the plugin asks of Inductor, in its own words

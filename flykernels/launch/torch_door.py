@@ -45,13 +45,19 @@ STREAM = "aoti_torch_get_current_cuda_stream"
 MODES, LAYERS = "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", "_ZN2at9functorch20getDynamicLayerStackEv"
 LOOKS_ON = "_ZN2at4impl19tensor_has_dispatchERKNS_6TensorE"
 GRAD_MODE, REQUIRES_GRAD = "_ZN3c108GradMode10is_enabledEv", "_ZNK3c1010TensorImpl13requires_gradEv"
+# A tensor's tangent (a pointer to it; UNDEFINED: what stands for none), and whether it is of inference mode and cannot
+# be kept for a gradient (c10/core/TensorImpl.h, UndefinedTensorImpl.h, ATen/ops/is_inference_native.h).
+TANGENT, UNDEFINED = "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE", "_ZN3c1019UndefinedTensorImpl10_singletonE"
+INFERENCE = "_ZN2at6native12is_inferenceERKNS_6TensorE"
 _ARGUMENTS = (
     "KNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE"  # (Tensor, ArrayRef, optional<Tensor>, optional<double>)
 )
 COMPOSED = f"_ZN2at25compositeimplicitautograd15_fused_rms_normER{_ARGUMENTS}"  # what ATen does on the CPU
 CHECKED = f"_ZN2at25compositeimplicitautograd8rms_normER{_ARGUMENTS}"  # with the user's arguments checked first
 DISPATCHED = "_ZN2at4_ops15_fused_rms_norm4callERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS2_ES8_IdE"
-ROUTER = (MODES, LAYERS, LOOKS_ON, GRAD_MODE, REQUIRES_GRAD, COMPOSED, CHECKED, DISPATCHED)
+ROUTER = (
+    MODES, LAYERS, LOOKS_ON, GRAD_MODE, REQUIRES_GRAD, TANGENT, UNDEFINED, INFERENCE, COMPOSED, CHECKED, DISPATCHED,
+)  # fmt: skip
 # ATen's functions on a GPU; `rms_norm` and `rms_norm_backward` in the table.
 RMS_NORM = f"_ZN2at4cuda15_fused_rms_normER{_ARGUMENTS}"
 RMS_NORM_BACKWARD = (

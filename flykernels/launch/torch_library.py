@@ -69,10 +69,13 @@ class Door:
 
     operators  ATen's name: the object's entry
     autograd   the same, for the autograd key above
+    lasting    the same as `operators`, of what ATen has no kernels for: graphs recorded while the door was open call
+               them later, so that they stay when it is closed
     needs      functions of libtorch_cpu that the object calls"""
 
     operators: ClassVar[Mapping[str, str]]
     autograd: ClassVar[Mapping[str, str]] = {}
+    lasting: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[tuple[str, ...]] = (*SHIM, RAISE)
 
     def __init__(
@@ -87,6 +90,7 @@ class Door:
         self._words: dict[tuple[int, ...], Any] = {}
         self._keep: list[Any] = []  # kernels and outgrown tables: a call may be under way in them
         self._handles: list[ctypes.c_void_p] = []
+        self._lasts = False
         self.opened: Callable[[bool], None] = lambda on: None  # called when it has been opened or closed
         self._callback = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int64] * 4)(self._ask)
         self._table_address = ctypes.c_uint64()
@@ -120,11 +124,9 @@ class Door:
             self._image = Image(code.binary, outside)
             self._image.write(TABLE, struct.pack(f"<{len(OUTSIDE)}Q", *(known.get(name, 0) for name in OUTSIDE)))
             self._image.seal()
-            self._entries = [
-                (key, {op: self._image.symbols[entry] for op, entry in operators.items()})
-                for key, operators in ((f"Autograd{self.key}", self.autograd), (self.key, self.operators))
-                if operators
-            ]
+            entries = lambda operators: {op: self._image.symbols[entry] for op, entry in operators.items()}
+            self._entries = [(f"Autograd{self.key}", entries(self.autograd)), (self.key, entries(self.operators))]
+            self._lasting = entries(self.lasting)
             if not self._image.unwind:
                 raise ElfError("the object has no unwind information")
         except (ElfError, OSError, KeyError) as e:
@@ -157,21 +159,33 @@ class Door:
         if self._handles:
             return
         _warn_of_overriding()
-        where = __file__.encode()
-        for key, entries in self._entries:
-            handle = ctypes.c_void_p()
-            if self._library.aoti_torch_library_init_impl(b"aten", key.encode(), where, 0, ctypes.byref(handle)):
-                self.close()
-                raise LaunchError(f"PyTorch made no library object for aten and {key}")
-            self._handles.append(handle)
-            for op, entry in entries.items():
-                if self._library.aoti_torch_library_impl(handle, op.encode(), ctypes.c_void_p(entry)):
-                    self.close()
-                    raise LaunchError(f"PyTorch refused a kernel for aten::{op} and {key}")
-        self.opened(True)
+        try:
+            for key, entries in self._entries:
+                if entries:
+                    self._handles.append(self._library_of(key, entries))
+            self.opened(True)
+            if self._lasting and not self._lasts:
+                self._library_of(self.key, self._lasting)
+                self._lasts = True
+        except Exception:
+            self.close()
+            raise
+
+    def _library_of(self, key: str, entries: Mapping[str, int]) -> ctypes.c_void_p:
+        """A library object of PyTorch's with these kernels."""
+        handle = ctypes.c_void_p()
+        if self._library.aoti_torch_library_init_impl(
+            b"aten", key.encode(), __file__.encode(), 0, ctypes.byref(handle)
+        ):
+            raise LaunchError(f"PyTorch made no library object for aten and {key}")
+        for op, entry in entries.items():
+            if self._library.aoti_torch_library_impl(handle, op.encode(), ctypes.c_void_p(entry)):
+                self._library.aoti_torch_delete_library_object(handle)
+                raise LaunchError(f"PyTorch refused a kernel for aten::{op} and {key}")
+        return handle
 
     def close(self) -> None:
-        """Puts ATen's kernels back. Slots stay as they are."""
+        """Puts ATen's kernels back, where it has any. Slots stay as they are."""
         if self._handles:
             self.opened(False)
         while self._handles:
@@ -296,10 +310,8 @@ class RmsNormDoor(Door):
 class HostRmsNormDoor(Door):
     """aten::rms_norm, aten::_fused_rms_norm and its backward on the CPU."""
 
-    operators: ClassVar = {
-        "rms_norm": "rms_norm_composed", "_fused_rms_norm": "rms_norm",
-        "_fused_rms_norm_backward": "rms_norm_backward",
-    }  # fmt: skip
+    operators: ClassVar = {"rms_norm": "rms_norm_composed", "_fused_rms_norm": "rms_norm"}
+    lasting: ClassVar = {"_fused_rms_norm_backward": "rms_norm_backward"}
     autograd: ClassVar = {"rms_norm": "rms_norm_autograd"}
     needs = (*Door.needs, *torch_door.ROUTER)
 

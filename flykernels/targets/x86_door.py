@@ -50,10 +50,17 @@ def call(result: str, name: str, arguments: str = "", kind: str = "i32") -> str:
     values, types = ", ".join(v.strip() for v, _ in pairs), ", ".join(t.strip() for _, t in pairs)
     to = f"{result} = " if result else ""
     return f"""
+    {outside(f"%_f{n}", name)}
+    {to}llvm.call %_f{n}({values}) : !llvm.ptr, ({types}) -> {kind if kind else "()"}"""
+
+
+def outside(result: str, name: str) -> str:
+    """%result = the address of what is called so in the table."""
+    n = next(_numbers)
+    return f"""
     %_t{n} = llvm.mlir.addressof @{door.TABLE} : !llvm.ptr
     %_g{n} = llvm.getelementptr %_t{n}[{door.OUTSIDE.index(name)}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr
-    %_f{n} = llvm.load %_g{n} : !llvm.ptr -> !llvm.ptr
-    {to}llvm.call %_f{n}({values}) : !llvm.ptr, ({types}) -> {kind if kind else "()"}"""
+    {result} = llvm.load %_g{n} : !llvm.ptr -> !llvm.ptr"""
 
 
 def invoke(name: str, arguments: str, normal: str, unwind: str) -> str:
@@ -62,9 +69,7 @@ def invoke(name: str, arguments: str, normal: str, unwind: str) -> str:
     pairs = [a.rsplit(":", 1) for a in arguments.split(",")]
     values, types = ", ".join(v.strip() for v, _ in pairs), ", ".join(t.strip() for _, t in pairs)
     return f"""
-    %_t{n} = llvm.mlir.addressof @{door.TABLE} : !llvm.ptr
-    %_g{n} = llvm.getelementptr %_t{n}[{door.OUTSIDE.index(name)}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr
-    %_f{n} = llvm.load %_g{n} : !llvm.ptr -> !llvm.ptr
+    {outside(f"%_f{n}", name)}
     llvm.invoke %_f{n}({values}) to {normal} unwind {unwind} : !llvm.ptr, ({types}) -> ()"""
 
 

@@ -18,6 +18,7 @@ from .x86_door import (
     dropped,
     fresh,
     invoke,
+    outside,
     put,
     room_for_fresh,
     take,
@@ -103,7 +104,8 @@ def atens(at: str) -> str:
 
 
 def _nobody_looks_on() -> str:
-    """On to ^unseen, or to ^aten where a mode, a transform or a tensor's class wants to see what ATen composes."""
+    """On to ^unseen, or to ^aten where a mode, a transform, a tensor's class or forward mode wants to see what ATen
+    composes."""
     return f"""
     {call("%modes", door.MODES, "", "i64")}
     {call("%layers", door.LAYERS, "", "!llvm.ptr")}
@@ -112,23 +114,37 @@ def _nobody_looks_on() -> str:
     {call("%looks8", door.LOOKS_ON, "%h: !llvm.ptr", "i8")}
     %no8 = llvm.mlir.constant(0 : i8) : i8
     %unlooked = llvm.icmp "eq" %looks8, %no8 : i8
-    {all_of("%alone", "%unlooked", "%modes eq %zero", "%layer0 eq %layer1")}
+    {outside("%undefined", door.UNDEFINED)}
+    {_no_tangent("%x_still", "%h")}
+    {all_of("%alone", "%unlooked", "%modes eq %zero", "%layer0 eq %layer1", "%x_still")}
     llvm.cond_br %alone, ^weight_looks, ^aten
   ^weight_looks:
     llvm.cond_br %weighted, ^ask_weight, ^unseen
   ^ask_weight:
     {call("%looks8_", door.LOOKS_ON, "%w: !llvm.ptr", "i8")}
     %s3 = llvm.icmp "eq" %looks8_, %no8 : i8
-    llvm.cond_br %s3, ^unseen, ^aten
+    {_no_tangent("%w_still", "%w")}
+    {all_of("%w_alone", "%s3", "%w_still")}
+    llvm.cond_br %w_alone, ^unseen, ^aten
   ^unseen:"""
 
 
+def _no_tangent(result: str, handle: str) -> str:
+    """result = whether no tangent comes with a tensor. (ATen's derivative of the fused operator makes tangents f32.)"""
+    return f"""
+    {word(f"{result}_impl", handle, 0, "!llvm.ptr")}
+    {call(f"{result}_at", door.TANGENT, f"{result}_impl: !llvm.ptr, %zero: i64, {handle}: !llvm.ptr", "!llvm.ptr")}
+    {word(f"{result}_tangent", f"{result}_at", 0, "!llvm.ptr")}
+    {result} = llvm.icmp "eq" {result}_tangent, %undefined : !llvm.ptr"""
+
+
 def _wanted(level: str) -> str:
-    """%align = 1 if a gradient is wanted; %threads."""
+    """%align = 1 if a gradient is wanted; %threads. To ^aten where autograd could not keep x for it."""
     if level == "composed":  # without autograd's key nothing is recorded
         return threads() + constants(align=0)
     return f"""
     {threads()}
+    {call("%of_inference8", door.INFERENCE, "%h: !llvm.ptr", "i8") if level == "autograd" else ""}
     {call("%mode8", door.GRAD_MODE, "", "i8")}
     {word("%x_impl", "%h", 0, "!llvm.ptr")}
     {call("%x8", door.REQUIRES_GRAD, "%x_impl: !llvm.ptr", "i8")}
@@ -141,7 +157,16 @@ def _wanted(level: str) -> str:
   ^wanted(%any8: i8):
     %grad8 = llvm.and %any8, %mode8 : i8
     %grad64 = llvm.zext %grad8 : i8 to i64
-    %align = llvm.and %grad64, %one : i64"""
+    %align = llvm.and %grad64, %one : i64
+    {_kept() if level == "autograd" else ""}"""
+
+
+def _kept() -> str:
+    return """
+    %unkept8 = llvm.and %of_inference8, %grad8 : i8
+    %kept = llvm.icmp "eq" %unkept8, %no8 : i8
+    llvm.cond_br %kept, ^kept, ^aten
+  ^kept:"""
 
 
 def _run(two: bool, gpu: bool) -> str:

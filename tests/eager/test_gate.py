@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,13 +22,7 @@ from inductor_plugin.counters import counters
 from tuning_cache import Entry
 
 ROOT = Path(__file__).parents[2]
-OVERRIDDEN = (
-    "aten::rms_norm",
-    "aten::_fused_rms_norm",
-    "aten::_fused_rms_norm_backward",
-    "aten::topk",
-    "aten::topk.values",
-)
+OVERRIDDEN = ("aten::rms_norm", "aten::_fused_rms_norm", "aten::topk", "aten::topk.values")  # and given back
 norm = lambda x: F.rms_norm(x, x.shape[-1:])
 
 
@@ -60,6 +55,24 @@ def test_off_by_default_and_switched(prefer_ours):
 def test_an_exception_inside_switches_off_too(prefer_ours):
     with pytest.raises(KeyError), eager.enabled(["cpu"]):
         raise KeyError
+    assert not eager.is_enabled()
+
+
+def test_which_devices_are_meant(prefer_ours):
+    """None of them is none, one by itself is one, and a name that is none says so; a context inside another leaves the
+    kernels registered."""
+    assert eager.enable([]) == {} and set(eager.enable("cpu")) == {"cpu"}
+    doors = list(eager._installed["cpu"].doors)
+    handles = [door._handles[:] for door in doors]
+    with eager.enabled():
+        pass
+    assert [door._handles for door in doors] == handles and all(door.is_open for door in doors)
+    eager.disable([])
+    assert eager.is_enabled("cpu")
+    for switch in (eager.enable, eager.disable):
+        with pytest.raises(ValueError, match="devices gpu; known are cpu, cuda"):
+            switch("gpu")
+    eager.disable("cpu")
     assert not eager.is_enabled()
 
 
@@ -218,6 +231,21 @@ def test_pinned_strict_says_what_is_missing(monkeypatch, prefer_ours):
                 torch.topk(torch.randn(4, 5000), 5, out=out)
         norm(torch.randn(4, 5).double())  # not ours to decide
         torch.topk(torch.randn(4, 5), 0)
+
+
+@pytest.mark.parametrize("function", [norm, lambda x: torch.topk(x, 3)[0]], ids=["rms_norm", "topk"])
+def test_decisions_dropped_while_a_case_is_measured(prefer_ours, monkeypatch, function):
+    """The measured calls are then unknown again: they must not wait for the lock that their own measurement holds."""
+    monkeypatch.setattr(
+        eager_gate, "interleaved", lambda ways, run, wait: {n: [(eager.forget(), run(), 1)[2]] for n, _ in ways}
+    )
+    x, found = torch.randn(4, 50), []
+    with eager.enabled(["cpu"]):
+        caller = threading.Thread(target=lambda: found.append(function(x)), daemon=True)
+        caller.start()
+        caller.join(60)
+        assert found, "the call never came back"
+    torch.testing.assert_close(found[0], function(x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_damaged_entry_is_decided_again(prefer_ours, own_cache):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inductor_plugin import eager, eager_rms_call
+from inductor_plugin import eager, eager_rms_call, ops
 from templates.rms_norm import reference
 from templates.rms_norm.problem import RMSNormProblem
 
@@ -119,6 +119,17 @@ def test_gradients(on, launches, dtype, which):
         )
 
 
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_gradients_of_short_rows_are_ours(on, launches, log, width):
+    """Their terms nearly cancel in many rows: what is left is rounding, which may be another than ATen's."""
+    ops._on.cache_clear()
+    x, weight = torch.randn(3000, width, requires_grad=True), torch.randn(width, requires_grad=True)
+    for w in (weight, None):
+        F.rms_norm(x, (width,), w, 1e-6).sum().backward()
+        ops.add_rms_norm(x, x.detach() / 2, w, 1e-6)[0].sum().backward()
+    assert "quarantined" not in log.text and len(launches) >= 8
+
+
 def test_gradients_of_expanded_and_strided_upstream(on):
     x, weight = torch.randn(12, 40, requires_grad=True), torch.randn(40, requires_grad=True)
     y = F.rms_norm(x, (40,), weight)
@@ -132,6 +143,20 @@ def test_gradients_of_expanded_and_strided_upstream(on):
         with eager.enabled(on=False):
             z = F.rms_norm(x, (40,), weight)
             torch.testing.assert_close(ours, torch.autograd.grad(z, (x, weight), dy), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("door", [True, False])
+def test_a_graph_outlives_the_switch(prefer_ours, monkeypatch, door):
+    """loss = model(x) with eager operators on, loss.backward() after: ATen has no gradient of the fused operator."""
+    if not door:
+        monkeypatch.setattr(eager, "_open_rms_norm", lambda *_: False)
+    x, weight, dy = torch.randn(6, 40, requires_grad=True), torch.randn(40, requires_grad=True), torch.randn(6, 40)
+    with eager.enabled(["cpu"]):
+        y = F.rms_norm(x, (40,), weight)
+    z = F.rms_norm(x, (40,), weight)
+    assert "FusedRmsNorm" in type(y.grad_fn).__name__ and "FusedRmsNorm" not in type(z.grad_fn).__name__
+    ours, aten = (torch.autograd.grad(t, (x, weight), dy) for t in (y, z))
+    torch.testing.assert_close(ours, aten, rtol=1e-5, atol=1e-5)
 
 
 def test_the_weights_gradient_is_the_same_every_time(on):
@@ -328,6 +353,28 @@ def test_inference_mode_and_no_grad(on, launches):
     with torch.no_grad():
         z = F.rms_norm(x, (64,), weight)
     assert len(launches) >= 2 and torch.equal(y, z) and not z.requires_grad
+
+
+@pytest.mark.parametrize("door", [True, False])
+def test_a_gradient_beside_tensors_of_inference_mode(prefer_ours, monkeypatch, door):
+    """What a frozen network computed in inference mode may be normalised by a weight that learns, as with ATen, which
+    needs to keep the normalised alone."""
+    if not door:
+        monkeypatch.setattr(eager, "_open_rms_norm", lambda *_: False)
+    with torch.inference_mode():
+        x, frozen = torch.randn(4, 64), torch.randn(64)
+    weight, input = torch.randn(64, requires_grad=True), torch.randn(4, 64, requires_grad=True)
+    for operands in ((x, weight), (input, frozen), (x, frozen), (input, weight)):
+
+        def step(operands=operands):
+            y = F.rms_norm(operands[0], (64,), operands[1], 1e-5)
+            return (y, *(torch.autograd.grad(y.sum(), weight) if operands[1] is weight else ()))
+
+        ours, aten = both(step)
+        if torch.is_tensor(aten[0]):
+            torch.testing.assert_close(ours, aten, rtol=1e-5, atol=1e-5)
+        else:
+            assert ours == aten
 
 
 def test_python_threads_share_plans(on):

@@ -59,17 +59,32 @@ def test_hessian_of_rms_norm(prefer_ours):
 
 
 @BOTH
-def test_forward_mode(prefer_ours, operands, function):
-    x, w = operands
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("door", [True, False])
+def test_forward_mode(prefer_ours, operands, function, dtype, door, monkeypatch):
+    if not door:
+        monkeypatch.setattr(eager, "_open_rms_norm", lambda *_: False)
+    x, w = (t.to(dtype) for t in operands)
 
-    def call():
+    def call(x_too, w_too):
         with forward_ad.dual_level():
-            out = function(forward_ad.make_dual(x, x.sin()), w)
+            out = function(forward_ad.make_dual(x, x.sin()) if x_too else x, forward_ad.make_dual(w, w) if w_too else w)
             primal, tangent = forward_ad.unpack_dual(out)
             assert tangent is not None
             return primal.clone(), tangent.clone()
 
-    same(call)
+    for which in ((True, False), (False, True), (True, True)):
+        same(lambda which=which: call(*which))
+
+
+def test_forward_mode_through_a_model_of_bf16(on):
+    model, x = (
+        torch.nn.Sequential(torch.nn.RMSNorm(16), torch.nn.Linear(16, 4)).bfloat16(),
+        torch.randn(3, 16).bfloat16(),
+    )
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(model(forward_ad.make_dual(x, x.sin()))).tangent
+    assert tangent.dtype == torch.bfloat16
 
 
 def test_forward_over_reverse(prefer_ours, operands):
@@ -216,18 +231,27 @@ def test_compile_and_eager_of_bf16_agree(on):
     torch._dynamo.reset()
 
 
-def test_export(prefer_ours):
-    """The program is the same. Decomposed, its fused operator stays whole, as it does for a device where ATen has
-    one."""
+TABLES = {
+    "the usual table": lambda: None,
+    "all that can stay whole": dict,
+    "another composition": lambda: {torch.ops.aten.rms_norm.default: lambda x, shape, weight=None, eps=None: x * 3},
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_export(prefer_ours, name):
+    """The program is the same, and so is what it is decomposed into."""
     module, x = torch.nn.RMSNorm(8), torch.randn(4, 8)
+    rows = ({0: torch.export.Dim("rows", min=2)},)
     texts = []
     for state in (True, False):
         with eager.enabled(["cpu"], on=state):
             expected = module(x)
-            program = torch.export.export(module, (x,))
-            texts.append(program.graph_module.code)
-            for p in (program, program.run_decompositions()):
-                torch.testing.assert_close(p.module()(x), expected)
+            program = torch.export.export(module, (x,), dynamic_shapes=rows)
+            decomposed = program.run_decompositions(TABLES[name]())
+            texts.append((str(program.graph), str(decomposed.graph)))
+            torch.testing.assert_close(program.module()(x), expected)
+            torch.testing.assert_close(decomposed.module()(x), x * 3 if name == "another composition" else expected)
     assert texts[0] == texts[1]
 
 
