@@ -85,9 +85,10 @@ def _here() -> tuple[dict, ...]:
 
 
 def _versions() -> tuple[dict, ...]:
-    from .fingerprint import versions
+    from .fingerprint import TEMPLATES, versions
 
-    return tuple(versions(template) for template in ("gemm", "rms_norm", "topk"))
+    by_digest = {held["templates"]: held for held in map(versions, TEMPLATES)}
+    return tuple(by_digest.values())
 
 
 def _accept(patterns: list[dict], any_target: bool, any_versions: bool) -> Accept:

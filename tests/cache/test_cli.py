@@ -8,10 +8,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from inductor_plugin import families, fingerprint
 from inductor_plugin.cli import main
 from inductor_plugin.fingerprint import versions
 from tests.cache.making import MI350, files, fill, held
 from tuning_cache import Store
+from tuning_cache.record import CASES
 
 
 @pytest.fixture
@@ -73,6 +75,23 @@ def test_other_versions_are_refused_unless_stated(cli, tmp_path):
     refused = cli("import", bundle, "--any-target", directory="other")
     assert refused.exit_code == 1 and "it was made by" in refused.output
     assert cli("import", bundle, "--any-target", "--any-versions", directory="other").exit_code == 0
+
+
+@pytest.mark.parametrize("template", fingerprint.TEMPLATES)
+def test_this_version_takes_what_it_has_made_of_every_template(cli, tmp_path, template):
+    fill(Store([tmp_path / "cache"]), 1, **versions(template))
+    cli("export", tmp_path / "b.tar")
+    taken = cli("import", tmp_path / "b.tar", "--any-target", directory="other")
+    assert taken.exit_code == 0 and "1 entries added" in taken.output
+
+
+def test_every_template_that_keys_are_of_is_known():
+    keyed = {
+        "gemm",
+        *(module.TEMPLATE for module in families.OWN.values()),
+        *(op.split("_backward")[0] for op in CASES),
+    }
+    assert keyed == set(fingerprint.TEMPLATES)
 
 
 def test_without_torch_the_target_is_to_be_said(cli, filled, tmp_path, monkeypatch):
