@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 import tuning_cache
 from tuning_cache import Accept, BundleError, Entry, Limits, Store
-from tuning_cache.layer import damage
+from tuning_cache.layer import Layer, damage
 from tuning_cache.segment import SegmentError
 
 from . import __version__, settings
+from .consoles import console_here
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 OLD = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -28,11 +28,6 @@ OLD = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @click.group()
 def cache() -> None:
     """The tuning cache: what it knows, and bundles of it (FLYKERNELS_CACHE_DIR says where it lies)."""
-
-
-def _console() -> Console:
-    found = Console()
-    return found if found.is_terminal else Console(width=160)
 
 
 def _refused(path: Path | str, error: BundleError) -> click.ClickException:
@@ -65,8 +60,12 @@ def _patterns(_context: click.Context, _parameter: click.Parameter, values: tupl
         pairs = [part.partition("=") for part in value.split(",")]
         if not all(name and sign and text for name, sign, text in pairs):
             raise click.BadParameter(f"{value!r} is not of the form arch=gfx950,compute_units=256")
-        found.append({name.strip(): int(text) if text.strip().isdigit() else text.strip() for name, _, text in pairs})
+        found.append({name.strip(): _value(text.strip()) for name, _, text in pairs})
     return found
+
+
+def _value(text: str) -> int | str:
+    return int(text) if text.isdecimal() and len(text) < 20 else text
 
 
 def _here() -> tuple[dict, ...]:
@@ -213,7 +212,8 @@ def _verify_store(store: Store) -> int:
     """Prints what is damaged; 1 if anything is."""
     counts = {"entries": 0, "objects": 0}
     bad = 0
-    for layer in store.layers:
+    unread: dict[str, None] = {}
+    for layer in (Layer(folder, unread.setdefault, notes=False) for folder in store.directories):
         for kind in counts:
             for part in layer.segments(kind):
                 try:
@@ -227,10 +227,13 @@ def _verify_store(store: Store) -> int:
                 if why:
                     click.echo(f"{found}: {why}")
                     bad += 1
+    for message in unread:
+        click.echo(message)
+    bad += len(unread)
     entries, objects = counts.values()
     click.echo(f"{entries} entries, {objects} code objects: {bad} damaged")
     if bad:
-        click.echo("they are never loaded; `flykernels cache prune` removes them")
+        click.echo("they are never loaded; `flykernels cache prune` removes what is damaged from the first directory")
     return 1 if bad else 0
 
 
@@ -279,7 +282,7 @@ def list_(ops: tuple[str, ...], as_json: bool) -> None:
             table.add_row(key.digest[:12], key.op, _problem(key.problem), target, name,
                           f"{us:.1f}" if us is not None else "-", entry.source)  # fmt: skip
     if not as_json:
-        _console().print(table if count else "the cache is empty")
+        console_here().print(table if count else "the cache is empty")
 
 
 def _problem(problem: dict) -> str:
@@ -303,7 +306,7 @@ def show(entry: str, as_json: bool) -> None:
     if as_json:
         click.echo(held.to_json(), nl=False)
         return
-    out = _console()
+    out = console_here()
     for name in ("op", "problem", "target", "versions"):
         out.print(f"{name}: {json.dumps(getattr(held.key, name))}", highlight=False, markup=False, soft_wrap=True)
     table = Table(title=f"source: {held.source}", title_justify="left")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from . import __version__
 from .cache_cli import cache
+from .consoles import console_here, escape_what_cannot_be_encoded
 
 
 class Commands(click.Group):
@@ -45,6 +45,7 @@ class Commands(click.Group):
 @click.option("--remote", metavar="URL", help="a store behind the cache's directories; default: FLYKERNELS_REMOTE")
 def main(remote: str | None) -> None:
     """Kernel templates for TorchInductor: what is chosen and why."""
+    escape_what_cannot_be_encoded()
     if remote is not None:
         os.environ["FLYKERNELS_REMOTE"] = remote
 
@@ -202,7 +203,7 @@ def warmup(
         from . import warmup as ahead
         from . import warmup_asked
 
-        console = ahead.console_here()
+        console = console_here()
         if not ahead.able(dry_run, console):
             sys.exit(1)
         try:
@@ -247,14 +248,13 @@ def report(page: Path, no_page: bool, most: int, figures: tuple[Path, ...]) -> N
         found = known.collect(settings.store(), most, figures)
     except known.FiguresError as e:
         raise click.ClickException(str(e)) from None
-    console = Console()
-    known.show(found, console if console.is_terminal else Console(width=200))
+    known.show(found, console_here(200))
     if no_page:
         return
     try:
         from .report_page import page as made
 
-        page.write_text(made(found), encoding="utf-8")
+        page.write_text(made(found), encoding="utf-8", errors="backslashreplace")
     except ImportError as e:
         raise click.ClickException(f"the page's pictures need more: pip install 'flykernels[report]' ({e})") from e
     except OSError as e:

@@ -18,6 +18,7 @@ from templates.gemm.problem import GemmProblem
 from tuning_cache import Entry, Key
 
 from . import settings
+from .consoles import console_here
 from .devices import DEVICES, here
 from .fingerprint import versions
 from .kernels import Spec
@@ -100,7 +101,7 @@ def why_not(question: Question) -> str | None:
 
 def answer(question: Question, console: Console | None = None) -> bool:
     """Print the answer; True if the problem is eligible."""
-    console = console or Console()
+    console = console or console_here()
     title = question.title
     reason = why_not(question) or _nothing_offered(question)
     if reason is not None:

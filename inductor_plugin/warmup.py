@@ -30,6 +30,7 @@ from tuning_cache import Entry, Store, Timing
 from tuning_cache.record import EagerMiss
 
 from . import settings
+from .consoles import console_here
 from .devices import DEVICES
 from .kernels import Spec
 from .measuring import Measuring, Unit
@@ -262,12 +263,6 @@ def _measuring(asked: Asked, pool: Workers, work: Run, compile_only: bool) -> Me
     return Measuring(units, work.store, asked.described, work.deadline)
 
 
-def console_here() -> Console:
-    """A terminal, or lines wide enough not to be broken."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
-
-
 def able(dry_run: bool, console: Console) -> bool:
     """Whether a warmup can do anything here; says why it cannot."""
     if settings.mode() != "tune" and not dry_run:
@@ -308,7 +303,7 @@ def _shown(work: Run, measuring: Measuring, steps: Iterator[None], console: Cons
     whole = lambda: work.total + measuring.total
     if console.is_terminal and sys.stdout.isatty():
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

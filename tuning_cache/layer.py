@@ -16,7 +16,6 @@ import hashlib
 import heapq
 import itertools
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from typing import NamedTuple
 
 from . import segment
 from .entry import Entry, EntryError, is_digest
-from .segment import Record, Segment, SegmentError
+from .segment import NewerSegment, Record, Segment, SegmentError
 
 SUFFIX = {"entries": ".json", "objects": ".fko"}
 SEGMENTS = "segments"
@@ -63,6 +62,7 @@ class Layer:
         self._mutex = threading.Lock()
         self._listed: int | None = None  # time of change of the folder when it was listed, if that says what it holds
         self._open: dict[str, Segment] = {}
+        self.damaged: list[Path] = []  # segments' files that are none
         self._order: dict[str, list[Segment]] = {"entries": [], "objects": []}
         self._folders = {kind: f"{root}/{kind}/" for kind in SUFFIX}
         self._segments = f"{root}/{SEGMENTS}"
@@ -131,6 +131,7 @@ class Layer:
         with contextlib.suppress(OSError):
             names = [name for name in os.listdir(self._segments) if segment.NAME.fullmatch(name)]
         held: dict[str, Segment] = {}
+        damaged: list[Path] = []
         for name in names:
             try:
                 held[name] = self._open.get(name) or Segment(f"{self._segments}/{name}", self._notes)
@@ -140,7 +141,9 @@ class Layer:
                 continue
             except (OSError, SegmentError) as e:
                 self._say(f"{self._segments}/{name}: skipped: {e}")
-        self._open = held
+                if isinstance(e, SegmentError) and not isinstance(e, NewerSegment):
+                    damaged.append(Path(self._segments, name))
+        self._open, self.damaged = held, damaged
         newest_first = sorted(held, key=lambda name: name.partition("-")[2], reverse=True)
         self._order = {kind: [held[n] for n in newest_first if n.startswith(kind)] for kind in SUFFIX}
 
@@ -156,7 +159,6 @@ class Layer:
             _sync(path)
         for path, digest in staged:
             done.append(folder / segment.name_of(kind, number, digest))
-            os.chmod(path, 0o644)
             os.replace(path, done[-1])
         _sync(folder)
         self._listed = None
@@ -208,7 +210,7 @@ class Layer:
         """A file of its own, whole or not at all: beside its place, to the disk, renamed. OSError if that fails."""
         path = self.file(kind, address)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+        fd, part = segment.temporary(path.parent, ".")
         try:
             with os.fdopen(fd, "wb") as f:
                 f.write(data)

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 YOUNG_SECONDS = 3600.0  # a code object without an entry may be one whose entry is still being measured
 STALE_SECONDS = 86400.0  # what an import or a writer that was killed has left
 LOCK_SECONDS = 0.0  # an entry that is being tuned stays: it is in use
+DIGITS_MOST = 30  # of a size
 UNITS = {
     "": 1,
     "k": 10**3,
@@ -50,7 +51,7 @@ class Pruned:
 def size_in_bytes(text: str) -> int:
     """Of "500", "10MB", "1.5GiB"; ValueError for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
-    if not found or found[2] not in UNITS:
+    if not found or found[2] not in UNITS or len(found[1]) > DIGITS_MOST:
         raise ValueError(f"{text!r} is not a size such as 500MB, 10GB or 2GiB")
     return int(float(found[1]) * UNITS[found[2]])
 
@@ -112,6 +113,8 @@ class _Pruning:
                     self.uses[digest] -= 1
                     if not self.uses[digest]:
                         done.objects += self._drop(self.objects[digest])
+        if self.alone:
+            done.damaged += sum(map(self._drop_segment, self.layer.damaged))
         if not self.dry_run:
             self._rewrite()
 
@@ -189,6 +192,17 @@ class _Pruning:
                 return False
         self.done.freed += item.size
         self.done.left -= item.size
+        return True
+
+    def _drop_segment(self, path: Path) -> bool:
+        try:
+            self.done.freed += path.stat().st_size
+            if not self.dry_run:
+                path.unlink()
+                path.with_name(f"{path.name}.used").unlink(missing_ok=True)
+        except OSError as e:
+            log.warning("%s: cannot be removed: %s", path, e.strerror)
+            return False
         return True
 
     def _rewrite(self) -> None:

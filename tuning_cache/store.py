@@ -31,12 +31,19 @@ CHECKS = 16  # how often the size is looked at while as much is written as the l
 
 
 def default_directories() -> list[Path]:
-    """FLYKERNELS_CACHE_DIR (os.pathsep between several), else flykernels/ under the user's cache directory."""
-    named = os.environ.get("FLYKERNELS_CACHE_DIR")
-    if named:
-        return [Path(part).expanduser() for part in named.split(os.pathsep) if part]
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return [Path(base).expanduser() / "flykernels"]
+    """FLYKERNELS_CACHE_DIR (os.pathsep between several), else flykernels/ under the user's cache directory. Of where
+    the process is now, should it go elsewhere."""
+    named = [part for part in os.environ.get("FLYKERNELS_CACHE_DIR", "").split(os.pathsep) if part.strip()]
+    return [_absolute(part) for part in named or [f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/flykernels"]]
+
+
+def _absolute(text: str) -> Path:
+    """A place that nothing can lie in, and a warning, for the home of a user who has none (as in some containers)."""
+    try:
+        return Path(text).expanduser().absolute()
+    except (RuntimeError, OSError) as e:
+        log.warning("%s: %s Nothing is kept; FLYKERNELS_CACHE_DIR may name another place", text, e)
+        return Path(os.devnull) / text
 
 
 class Store:
