@@ -357,7 +357,9 @@ def push(wait: float) -> None:
     store = settings.store()
     if store.remote is None:
         raise click.ClickException("no remote store is named: flykernels --remote URL cache push")
-    count = 0
+    if not store.remote.writes:
+        raise click.ClickException(f"FLYKERNELS_REMOTE_WRITE says that {store.remote.url} is only read")
+    count, end = 0, time.monotonic() + wait
     for _, entry in store.entries():
         for digest in (d for t in entry.timings.values() for d in t.artefacts):
             content = store.content(digest)
@@ -365,7 +367,7 @@ def push(wait: float) -> None:
                 store.remote.keep_object(digest, content)
         store.remote.keep_entry(entry)
         count += 1
-        if not store.remote.flush(wait):
+        if not store.remote.flush(end - time.monotonic()):
             raise click.ClickException(f"{store.remote.url}: given up after {wait:.0f} s, at entry {count}")
     if store.remote.failures:
         raise click.ClickException(f"{store.remote.url}: {store.remote.failures} calls failed; run it again to go on")

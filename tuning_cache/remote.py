@@ -11,6 +11,7 @@ comes is checked as what lies in a directory is. Who may write there can run cod
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import logging
 import queue
@@ -112,11 +113,18 @@ class Remote:
         name = _object_name(digest)
 
         def write() -> None:
-            system, root = self._opened()
-            if not system.exists(f"{root}/{name}"):
+            if self._size(name) != len(data):  # shorter, where a store does not write whole or not at all
                 self._put(name, data)
 
         self._later(name, write)
+
+    def _size(self, name: str) -> int | None:
+        """Bytes of what lies there; None where nothing does."""
+        system, root = self._opened()
+        try:
+            return system.size(f"{root}/{name}")
+        except FileNotFoundError:
+            return None
 
     def _put(self, name: str, data: bytes) -> None:
         """Whole or not at all: object stores do so; in a file system it is renamed into its place."""
@@ -128,8 +136,13 @@ class Remote:
             return
         system.makedirs(final.rpartition("/")[0], exist_ok=True)
         part = f"{final.rpartition('/')[0]}/.{secrets.token_hex(8)}.part"
-        system.pipe_file(part, data)
-        system.mv(part, final)
+        try:
+            system.pipe_file(part, data)
+            system.mv(part, final)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                system.rm_file(part)
+            raise
 
     def _later(self, name: str, write: Callable[[], None]) -> None:
         if not self.writes:
