@@ -69,6 +69,7 @@ class Store:
         self.layers = [Layer(d, warn, notes=n == 0) for n, d in enumerate(self.directories)]
         self.remote = remote
         self.max_bytes = max_bytes
+        self.unwritten = 0  # files that could not be written to the first directory
         self._unchecked = max_bytes or 0  # bytes written since the size was looked at; at first: look at once
 
     # -- entries
@@ -322,6 +323,8 @@ class Store:
         except OSError as e:
             folder = layer.file(kind, address).parent
             self._say(logging.WARNING, f"{folder}: cannot be written ({e.strerror}); kept in memory only")
+            with self._mutex:
+                self.unwritten += 1
         self._watch_size(len(data))
 
     def _watch_size(self, written: int) -> None:
