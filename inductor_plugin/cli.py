@@ -56,7 +56,9 @@ main.add_command(cache)
 @main.command()
 @click.argument("op")
 @click.option("--m", "m", default=None, type=int, help="rows; leave out for a symbolic M")
-@click.option("--hint", default=128, show_default=True, help="the M that a symbolic one is tuned for")
+@click.option(
+    "--hint", type=click.IntRange(1), default=128, show_default=True, help="the M that a symbolic one is tuned for"
+)
 @click.option("--n", "n", required=True, type=int, help="columns; the width of rows for rms_norm and topk")
 @click.option("--k", "k", default=None, type=int)
 @click.option("--dtype", default="f32", show_default=True)
@@ -84,7 +86,7 @@ def explain(
     eligible, what are its candidates, what won and from where. For an eager operator --m are the rows. Of _scaled_mm
     --dtype is mxfp8, mxfp4, or the types of A and B, such as f8E4M3FN,f4E2M1FN."""
     base, _, activation = op.partition("+")
-    if base in ("rms_norm", "topk"):
+    if op in ("rms_norm", "topk"):
         from . import eager_explain
 
         if options["m"] is None or (base == "topk" and options["k"] is None):
@@ -114,10 +116,12 @@ def explain(
         scaled = ScaledQuestion(op, dtype=kind, bias=bias or "none", scaling=scaling, out=out_dtype, **options)
         sys.exit(0 if answer(scaled) else 1)
     known = ("mm", "addmm", "bmm", "baddbmm", "_mkl_linear")
-    if base not in known or activation not in ("", "none", "relu", "gelu", "gelu_tanh", "silu"):
+    if base not in known or op.endswith("+") or activation not in ("", "none", "relu", "gelu", "gelu_tanh", "silu"):
         raise click.BadParameter(f"{op!r}: one of {', '.join(known)}, with or without +relu, +gelu, +gelu_tanh, +silu")
     if min(options["n"], options["k"], options["batch"], options["m"] if options["m"] is not None else 0) < 0:
         raise click.BadParameter("sizes are not negative")
+    if options["batch"] > 1 and base not in ("bmm", "baddbmm"):
+        raise click.BadParameter(f"{op} has no batch")
     if bias is None:
         bias = "row" if base in ("addmm", "baddbmm") else "none"
     sys.exit(0 if answer(Question(op, bias=bias, **options)) else 1)

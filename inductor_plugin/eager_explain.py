@@ -120,7 +120,8 @@ def _name_of(q: Question, config: Any) -> str:
 
 def _standing(q: Question, local: Any, entry: Entry | None) -> str:
     if local is None:
-        return f"no {q.target} device here: its candidates can be compiled and simulated, not measured"
+        able = "compiled and simulated" if q.target == "gfx950" else "compiled"
+        return f"no {q.target} device here: its candidates can be {able}, not measured"
     if entry is None or not entry.winner:
         mode = settings.mode()
         then = {

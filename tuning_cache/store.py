@@ -138,6 +138,11 @@ class Store:
         any_compiler: also an entry that another compiler's artefacts are in"""
         return self._find(key, any_compiler)[0]
 
+    def place(self, key: Key) -> Path | None:
+        """The file that `newest` is from."""
+        found = self._find(key)[1]
+        return found.path if found is not None else None
+
     def newest_in_first(self, key: Key) -> Entry | None:
         """`newest` of the first directory alone, whatever compiler it is of."""
         places = self.layers[0].found("entries", key.digest)
