@@ -19,7 +19,7 @@ from tuning_cache.layer import Layer, damage
 from tuning_cache.segment import SegmentError
 
 from . import __version__, settings
-from .consoles import console_here
+from .consoles import console_here, plain
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 OLD = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -31,7 +31,7 @@ def cache() -> None:
 
 
 def _refused(path: Path | str, error: BundleError) -> click.ClickException:
-    return click.ClickException(f"{path} is refused: {error}. Nothing was written.")
+    return click.ClickException(plain(f"{path} is refused: {error}. Nothing was written."))
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -203,9 +203,9 @@ def verify(file: Path | None, patterns: list[dict], any_target: bool, any_versio
         f"{file}: whole; {m.entries} entries, {m.objects} code objects, {m.total_bytes} bytes; {_signed(found.signer)}"
     )
     for target in m.targets:
-        click.echo("for " + ", ".join(f"{k} {v}" for k, v in target.items()))
+        click.echo(plain("for " + ", ".join(f"{k} {v}" for k, v in target.items())))
     for v in m.versions:
-        click.echo("made by " + ", ".join(f"{k} {x}" for k, x in v.items()))
+        click.echo(plain("made by " + ", ".join(f"{k} {x}" for k, x in v.items())))
 
 
 def _verify_store(store: Store) -> int:
@@ -225,7 +225,7 @@ def _verify_store(store: Store) -> int:
                 counts[kind] += 1
                 why = damage(kind, address, found.content)
                 if why:
-                    click.echo(f"{found}: {why}")
+                    click.echo(plain(f"{found}: {why}"))
                     bad += 1
     for message in unread:
         click.echo(message)
@@ -251,7 +251,7 @@ def merge(files: tuple[Path, ...], output: Path, key_file: Path | None, trust: t
             files, output, trusted=keys, key_file=key_file, limits=Limits(total=max_size), made_by=__version__
         )
     except BundleError as e:
-        raise click.ClickException(f"{e}. Nothing was written.") from None
+        raise click.ClickException(plain(f"{e}. Nothing was written.")) from None
     _said(made)
 
 

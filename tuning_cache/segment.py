@@ -225,7 +225,7 @@ class Segment:
 
 def note_used(path: Path, seconds: Iterable[float]) -> None:
     """Writes the rows' times of last use beside a new segment; not where that cannot be written."""
-    hours = array("I", [int(s // HOUR) for s in seconds])
+    hours = array("I", [min(max(0, int(s // HOUR)), 2**32 - 1) for s in seconds])  # a file's time may be before 1970
     with contextlib.suppress(OSError):
         Path(f"{path}.used").write_bytes(_numbers(hours.tobytes()).tobytes())
 

@@ -171,6 +171,8 @@ def test_names_and_reasons_are_printed_as_they_are(cli, tmp_path):
     page = tmp_path / "page.html"
     told = CliRunner().invoke(main, ["report", str(page)], catch_exceptions=False)
     assert told.exit_code == 0 and "[/red]mm" in told.output and "aten \\ud800" in page.read_text()
+    store.update(replace(key(2), op="\x1b[2J"), lambda e: e)
+    assert r"\x1b[2J" in (listed := cli("list", directory="a[/b]c").output) and "\x1b" not in listed
     told = CliRunner().invoke(main, ["explain", "mm", "--m", "1", "--n", "8", "--k", "8", "--dtype", "[/f32]"])
     assert told.exit_code == 1 and "'[/f32]'" in told.output
 
@@ -178,6 +180,13 @@ def test_names_and_reasons_are_printed_as_they_are(cli, tmp_path):
 @pytest.mark.parametrize("text", ["9" * 400, "", "1e3", "-1"])
 def test_sizes_that_are_none(cli, text):
     assert cli("prune", f"--max-size={text}").exit_code == 2
+
+
+def test_what_is_refused_moves_no_cursor(cli, tmp_path):
+    fill(Store([tmp_path / "cache"]), 1, target={"arch": "\x1b[31m"})
+    cli("export", tmp_path / "b.tar")
+    for told in (cli("verify", tmp_path / "b.tar"), cli("import", tmp_path / "b.tar", directory="other")):
+        assert r"arch \x1b[31m" in told.output and "\x1b" not in told.output
 
 
 def test_digits_that_are_no_numbers(cli, filled, tmp_path):

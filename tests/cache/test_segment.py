@@ -222,6 +222,14 @@ def test_an_entry_in_a_segment_that_is_being_tuned_stays(tmp_path):
     assert [k.digest for k in Store([tmp_path]).all_keys()] == [made[0].key.digest]
 
 
+@pytest.mark.parametrize("seconds", [-5e6, 4e12])
+def test_files_of_a_clock_that_was_wrong_are_folded(tmp_path, seconds, monkeypatch):
+    fill(Store([tmp_path]), 3)
+    monkeypatch.setattr("tuning_cache.fold._changed", lambda path: seconds)  # not every file system takes such times
+    assert fold(Store([tmp_path])).files == 6
+    assert all(Store([tmp_path]).lookup(key(n)) for n in (1, 2, 3)) and fold(Store([tmp_path])).entries == 3
+
+
 def test_what_a_killed_fold_has_left_goes(tmp_path):
     fill(Store([tmp_path]), 1)
     (tmp_path / "segments").mkdir()
