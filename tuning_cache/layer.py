@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from . import segment
 from .entry import Entry, EntryError, is_digest
+from .forks import anew_in_children
 from .segment import NewerSegment, Record, Segment, SegmentError
 
 SUFFIX = {"entries": ".json", "objects": ".fko"}
@@ -59,7 +60,8 @@ class Layer:
 
     def __init__(self, root: Path, say: Callable[[str], None], notes: bool = True):
         self.root, self._say, self._notes = root, say, notes
-        self._mutex = threading.Lock()
+        self._mutex: threading.Lock
+        anew_in_children(self, _mutex=threading.Lock)
         self._listed: int | None = None  # time of change of the folder when it was listed, if that says what it holds
         self._open: dict[str, Segment] = {}
         self.damaged: list[Path] = []  # segments' files that are none

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import stat
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -23,6 +24,7 @@ from typing import Any
 from templates import kinds
 
 from .entry import Key, canonical
+from .forks import anew_in_children
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +107,7 @@ class EagerMiss:
 
 # -- writing
 _lock = threading.Lock()
+anew_in_children(sys.modules[__name__], _lock=threading.Lock)
 _noted: dict[str, set[str]] = {}  # by file: the lines that it is known to hold
 _complained: set[str] = set()
 

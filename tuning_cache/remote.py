@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from .archive import Limits
 from .entry import Entry, EntryError, Key
+from .forks import anew_in_children
 from .merge import merge
 
 log = logging.getLogger(__name__)
@@ -49,13 +50,15 @@ class Remote:
     def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS, write: bool = True):
         self.url, self.timeout, self.writes = url, timeout, write
         self._system: tuple[Any, str] | None = None
-        self._mutex = threading.Lock()
+        self._mutex: threading.Lock
         self._down_until = 0.0
         self.failures = 0  # calls that failed, or were not made because of that
         self._hanging = 0
         self._missed: dict[str, float] = {}
-        self._waiting: queue.Queue[tuple[str, Callable[[], None]]] = queue.Queue()
-        self._writer: threading.Thread | None = None
+        self._waiting: queue.Queue[tuple[str, Callable[[], None]]]
+        self._writer: threading.Thread | None
+        none = lambda: None
+        anew_in_children(self, _mutex=threading.Lock, _waiting=queue.Queue, _writer=none)  # what waits is the parent's
         self._said: set[str] = set()
 
     # -- reading

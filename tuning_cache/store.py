@@ -20,6 +20,7 @@ import filelock
 from flykernels.codeobject import CodeObject, CodeObjectError
 
 from .entry import Entry, EntryError, Key, NewerFormat, Timing, canonical, entry_of, is_digest
+from .forks import anew_in_children
 from .layer import Found, Layer, grouped
 from .merge import merge
 from .remote import Remote
@@ -63,7 +64,8 @@ class Store:
         self.directories = [Path(d) for d in directories] if directories is not None else default_directories()
         self._entries: dict[str, Entry] = {}
         self._objects: dict[str, CodeObject] = {}
-        self._mutex = threading.RLock()
+        self._mutex: threading.RLock
+        anew_in_children(self, _mutex=threading.RLock)
         self._said: set[str] = set()
         warn = lambda message: self._say(logging.WARNING, message)
         self.layers = [Layer(d, warn, notes=n == 0) for n, d in enumerate(self.directories)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,9 @@ def test_an_entry_in_a_segment_that_is_being_tuned_stays(tmp_path):
 @pytest.mark.parametrize("seconds", [-5e6, 4e12])
 def test_files_of_a_clock_that_was_wrong_are_folded(tmp_path, seconds, monkeypatch):
     fill(Store([tmp_path]), 3)
-    monkeypatch.setattr("tuning_cache.fold._changed", lambda path: seconds)  # not every file system takes such times
+    monkeypatch.setattr(
+        sys.modules["tuning_cache.fold"], "_changed", lambda path: seconds
+    )  # not every file system takes such times
     assert fold(Store([tmp_path])).files == 6
     assert all(Store([tmp_path]).lookup(key(n)) for n in (1, 2, 3)) and fold(Store([tmp_path])).entries == 3
 
