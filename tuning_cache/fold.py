@@ -53,7 +53,7 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
     old = layer.segments(kind)
     if len(old) < 2 and not files:
         return
-    used_of = {part.path: part.used() for part in old}
+    used_of: dict[Path, list[float]] = {}
     folded: list[tuple[str, Found, float]] = []
     used: list[float] = []
 
@@ -70,8 +70,10 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
                 if own:
                     time = _changed(found.path)
                     folded.append((address, found, time))
-                else:
-                    time = used_of[found.path][found.record.row] if found.record else 0.0
+                elif found.segment is not None and found.record is not None:
+                    if found.path not in used_of:
+                        used_of[found.path] = found.segment.used()
+                    time = used_of[found.path][found.record.row]
                 used.append(time)
                 yield bytes.fromhex(address), content
                 break

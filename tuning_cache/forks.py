@@ -1,5 +1,5 @@
-"""What a thread may hold while another one forks the process: the child, which lacks that thread, gets it anew instead of
-waiting for it for ever (a data loader's processes are forked while a model is being compiled)."""
+"""What a thread may hold while another one forks the process: the child, which lacks that thread, gets it anew instead
+of waiting for it for ever (a data loader's processes are forked while a model is being compiled)."""
 
 from __future__ import annotations
 

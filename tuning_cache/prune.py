@@ -120,7 +120,7 @@ class _Pruning:
 
     def _items(self, kind: str) -> Iterator[_Item]:
         """What counts under each address; what it hides, and what is damaged, is dropped on the way."""
-        used = {part.path: part.used() for part in self.layer.segments(kind)}
+        used: dict[Path, list[float]] = {}
         for _, group in itertools.groupby(self.layer.every(kind), key=lambda item: item[0]):
             hidden = False
             for address, _, found in group:
@@ -140,6 +140,8 @@ class _Pruning:
     def _item(self, address: str, found: Found, used: dict[Path, list[float]]) -> _Item:
         if found.segment is not None and found.record is not None:
             row = found.record.row
+            if found.path not in used:
+                used[found.path] = found.segment.used()
             size = found.record.size + ROW.size
             return _Item(address, size, used[found.path][row], found.path, found.segment, row)
         changed = 0.0

@@ -286,8 +286,8 @@ class Store:
             yield held
 
     def lock_of(self, address: str, seconds: float) -> contextlib.AbstractContextManager[bool]:
-        """`lock`, of an entry's address."""
-        return self._lock(address, seconds)
+        """`lock`, of an entry's address; who does not wait leaves what is held alone."""
+        return self._lock(address, seconds, quiet=not seconds)
 
     def folding(self, seconds: float = LOCK_SECONDS) -> contextlib.AbstractContextManager[bool]:
         """As `lock`, for who writes or removes segments: one process at a time."""

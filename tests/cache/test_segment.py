@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.cache.making import bundle, code, files, fill, held, key
 from tuning_cache import Store, Timing, export, fold, import_, prune, segment
 from tuning_cache.bringing import SEGMENTS_MOST
+from tuning_cache.layer import Layer
 from tuning_cache.prune import STALE_SECONDS, YOUNG_SECONDS
 
 HOUR = segment.HOUR
@@ -231,6 +232,22 @@ def test_files_of_a_clock_that_was_wrong_are_folded(tmp_path, seconds, monkeypat
     )  # not every file system takes such times
     assert fold(Store([tmp_path])).files == 6
     assert all(Store([tmp_path]).lookup(key(n)) for n in (1, 2, 3)) and fold(Store([tmp_path])).entries == 3
+
+
+@pytest.mark.parametrize("work", [prune, fold])
+def test_what_is_imported_meanwhile_is_no_surprise(tmp_path, work, monkeypatch):
+    """Where locks do not hold, or another process is at it."""
+    path, every = bundle(tmp_path, count=3), Layer.every
+    fill(Store([tmp_path / "here"]), 1)
+
+    def late(self, kind):
+        monkeypatch.setattr(Layer, "every", every)
+        import_(Store([tmp_path / "here"]), path)
+        return every(self, kind)
+
+    monkeypatch.setattr(Layer, "every", late)
+    work(Store([tmp_path / "here"]))
+    assert all(Store([tmp_path / "here"]).lookup(key(n)) for n in (1, 2, 3))
 
 
 def test_what_a_killed_fold_has_left_goes(tmp_path):
