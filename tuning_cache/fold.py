@@ -54,7 +54,7 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
     if len(old) < 2 and not files:
         return
     used_of: dict[Path, list[float]] = {}
-    folded: list[tuple[str, Found, float]] = []
+    folded: list[tuple[str, Found]] = []
     used: list[float] = []
 
     def kept() -> Iterator[tuple[bytes, bytes]]:
@@ -69,7 +69,7 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
                 content = found.content if line else Entry.from_json(found.content).to_line()
                 if own:
                     time = _changed(found.path)
-                    folded.append((address, found, time))
+                    folded.append((address, found._replace(content=b"")))
                 elif found.segment is not None and found.record is not None:
                     if found.path not in used_of:
                         used_of[found.path] = found.segment.used()
@@ -83,9 +83,9 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
     times = iter(used)
     for path in moved:
         segment.note_used(path, itertools.islice(times, Segment(path).count))
-    for address, found, time in folded:
+    for address, found in folded:
         with store.lock_of(address, 0.0) as held:
-            if held and _changed(found.path) == time:
+            if held and found.is_there:
                 with contextlib.suppress(OSError):
                     found.path.unlink()
                     done.files += 1

@@ -33,13 +33,30 @@ USED_SECONDS = 3600.0  # how exactly a file's time of last use is kept
 SETTLED_SECONDS = 2.0  # after which a folder's time of change tells the next change from the last, on any file system
 
 
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(held: os.stat_result) -> Stamp:
+    """Tells a file from the one that takes its place, also where times are coarse."""
+    return held.st_ino, held.st_size, held.st_mtime_ns
+
+
 class Found(NamedTuple):
-    """What one file or record holds: unchecked."""
+    """What one file or record holds: unchecked. stamp: the file's, when it was read from end to end with others."""
 
     content: bytes
     path: Path
     segment: Segment | None = None
     record: Record | None = None
+    stamp: Stamp | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file that was read is still the one of its name."""
+        try:
+            return stamp_of(self.path.stat()) == self.stamp
+        except OSError:
+            return False
 
     def __str__(self) -> str:
         return f"{self.path}" if self.record is None else f"{self.path}, row {self.record.row}"
@@ -194,7 +211,10 @@ class Layer:
     def _of_files(self, kind: str) -> Iterator[tuple[str, int, Found]]:
         for path in self.files(kind):
             try:
-                yield path.name.partition(".")[0], 0, Found(path.read_bytes(), path)
+                with path.open("rb") as held:
+                    stamp = stamp_of(os.fstat(held.fileno()))
+                    found = Found(held.read(), path, stamp=stamp)
+                yield path.name.partition(".")[0], 0, found
             except FileNotFoundError:
                 continue
             except OSError as e:

@@ -131,7 +131,7 @@ class _Pruning:
                     continue
                 named = self._named(found) if kind == "entries" else set()
                 if named is None:
-                    self.done.damaged += self._drop(item)
+                    self.done.damaged += (found.segment is not None or found.is_there) and self._drop(item)
                     continue
                 hidden = True
                 item.named = tuple(named)

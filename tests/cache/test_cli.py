@@ -150,9 +150,11 @@ def test_what_cannot_be_opened_is_damaged_too(cli, filled, tmp_path):
 
 
 def test_files_that_cannot_be_read_are_said_by_verify(cli, filled, tmp_path, monkeypatch):
-    path, whole = next((tmp_path / "cache").glob("entries/*/*")), Path.read_bytes
-    denied = lambda self: whole(self) if self != path else (_ for _ in ()).throw(PermissionError(13, "denied"))
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    path, whole = next((tmp_path / "cache").glob("entries/*/*")), Path.open
+    denied = lambda self, *mode: (
+        whole(self, *mode) if self != path else (_ for _ in ()).throw(PermissionError(13, "denied"))
+    )
+    monkeypatch.setattr(Path, "open", denied)
     told = cli("verify")
     assert told.exit_code == 1 and "denied" in told.output and "1 damaged" in told.output
 
