@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 import tuning_cache
 from tuning_cache import Accept, BundleError, Entry, Limits, Store
-from tuning_cache.layer import damage
+from tuning_cache.layer import Layer, damage
 from tuning_cache.segment import SegmentError
 
 from . import __version__, settings
+from .consoles import console_here, plain
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 OLD = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -30,13 +30,8 @@ def cache() -> None:
     """The tuning cache: what it knows, and bundles of it (FLYKERNELS_CACHE_DIR says where it lies)."""
 
 
-def _console() -> Console:
-    found = Console()
-    return found if found.is_terminal else Console(width=160)
-
-
 def _refused(path: Path | str, error: BundleError) -> click.ClickException:
-    return click.ClickException(f"{path} is refused: {error}. Nothing was written.")
+    return click.ClickException(plain(f"{path} is refused: {error}. Nothing was written."))
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -65,8 +60,12 @@ def _patterns(_context: click.Context, _parameter: click.Parameter, values: tupl
         pairs = [part.partition("=") for part in value.split(",")]
         if not all(name and sign and text for name, sign, text in pairs):
             raise click.BadParameter(f"{value!r} is not of the form arch=gfx950,compute_units=256")
-        found.append({name.strip(): int(text) if text.strip().isdigit() else text.strip() for name, _, text in pairs})
+        found.append({name.strip(): _value(text.strip()) for name, _, text in pairs})
     return found
+
+
+def _value(text: str) -> int | str:
+    return int(text) if text.isdecimal() and len(text) < 20 else text
 
 
 def _here() -> tuple[dict, ...]:
@@ -85,9 +84,10 @@ def _here() -> tuple[dict, ...]:
 
 
 def _versions() -> tuple[dict, ...]:
-    from .fingerprint import versions
+    from .fingerprint import TEMPLATES, versions
 
-    return tuple(versions(template) for template in ("gemm", "rms_norm", "topk"))
+    by_digest = {held["templates"]: held for held in map(versions, TEMPLATES)}
+    return tuple(by_digest.values())
 
 
 def _accept(patterns: list[dict], any_target: bool, any_versions: bool) -> Accept:
@@ -203,16 +203,17 @@ def verify(file: Path | None, patterns: list[dict], any_target: bool, any_versio
         f"{file}: whole; {m.entries} entries, {m.objects} code objects, {m.total_bytes} bytes; {_signed(found.signer)}"
     )
     for target in m.targets:
-        click.echo("for " + ", ".join(f"{k} {v}" for k, v in target.items()))
+        click.echo(plain("for " + ", ".join(f"{k} {v}" for k, v in target.items())))
     for v in m.versions:
-        click.echo("made by " + ", ".join(f"{k} {x}" for k, x in v.items()))
+        click.echo(plain("made by " + ", ".join(f"{k} {x}" for k, x in v.items())))
 
 
 def _verify_store(store: Store) -> int:
     """Prints what is damaged; 1 if anything is."""
     counts = {"entries": 0, "objects": 0}
     bad = 0
-    for layer in store.layers:
+    unread: dict[str, None] = {}
+    for layer in (Layer(folder, unread.setdefault, notes=False) for folder in store.directories):
         for kind in counts:
             for part in layer.segments(kind):
                 try:
@@ -224,12 +225,15 @@ def _verify_store(store: Store) -> int:
                 counts[kind] += 1
                 why = damage(kind, address, found.content)
                 if why:
-                    click.echo(f"{found}: {why}")
+                    click.echo(plain(f"{found}: {why}"))
                     bad += 1
+    for message in unread:
+        click.echo(message)
+    bad += len(unread)
     entries, objects = counts.values()
     click.echo(f"{entries} entries, {objects} code objects: {bad} damaged")
     if bad:
-        click.echo("they are never loaded; `flykernels cache prune` removes them")
+        click.echo("they are never loaded; `flykernels cache prune` removes what is damaged from the first directory")
     return 1 if bad else 0
 
 
@@ -247,7 +251,7 @@ def merge(files: tuple[Path, ...], output: Path, key_file: Path | None, trust: t
             files, output, trusted=keys, key_file=key_file, limits=Limits(total=max_size), made_by=__version__
         )
     except BundleError as e:
-        raise click.ClickException(f"{e}. Nothing was written.") from None
+        raise click.ClickException(plain(f"{e}. Nothing was written.")) from None
     _said(made)
 
 
@@ -278,7 +282,7 @@ def list_(ops: tuple[str, ...], as_json: bool) -> None:
             table.add_row(key.digest[:12], key.op, _problem(key.problem), target, name,
                           f"{us:.1f}" if us is not None else "-", entry.source)  # fmt: skip
     if not as_json:
-        _console().print(table if count else "the cache is empty")
+        console_here().print(table if count else "the cache is empty")
 
 
 def _problem(problem: dict) -> str:
@@ -302,7 +306,7 @@ def show(entry: str, as_json: bool) -> None:
     if as_json:
         click.echo(held.to_json(), nl=False)
         return
-    out = _console()
+    out = console_here()
     for name in ("op", "problem", "target", "versions"):
         out.print(f"{name}: {json.dumps(getattr(held.key, name))}", highlight=False, markup=False, soft_wrap=True)
     table = Table(title=f"source: {held.source}", title_justify="left")
@@ -353,7 +357,9 @@ def push(wait: float) -> None:
     store = settings.store()
     if store.remote is None:
         raise click.ClickException("no remote store is named: flykernels --remote URL cache push")
-    count = 0
+    if not store.remote.writes:
+        raise click.ClickException(f"FLYKERNELS_REMOTE_WRITE says that {store.remote.url} is only read")
+    count, end = 0, time.monotonic() + wait
     for _, entry in store.entries():
         for digest in (d for t in entry.timings.values() for d in t.artefacts):
             content = store.content(digest)
@@ -361,7 +367,7 @@ def push(wait: float) -> None:
                 store.remote.keep_object(digest, content)
         store.remote.keep_entry(entry)
         count += 1
-        if not store.remote.flush(wait):
+        if not store.remote.flush(end - time.monotonic()):
             raise click.ClickException(f"{store.remote.url}: given up after {wait:.0f} s, at entry {count}")
     if store.remote.failures:
         raise click.ClickException(f"{store.remote.url}: {store.remote.failures} calls failed; run it again to go on")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from . import __version__
 from .cache_cli import cache
+from .consoles import console_here, escape_what_cannot_be_encoded
 
 
 class Commands(click.Group):
@@ -45,6 +45,7 @@ class Commands(click.Group):
 @click.option("--remote", metavar="URL", help="a store behind the cache's directories; default: FLYKERNELS_REMOTE")
 def main(remote: str | None) -> None:
     """Kernel templates for TorchInductor: what is chosen and why."""
+    escape_what_cannot_be_encoded()
     if remote is not None:
         os.environ["FLYKERNELS_REMOTE"] = remote
 
@@ -55,7 +56,9 @@ main.add_command(cache)
 @main.command()
 @click.argument("op")
 @click.option("--m", "m", default=None, type=int, help="rows; leave out for a symbolic M")
-@click.option("--hint", default=128, show_default=True, help="the M that a symbolic one is tuned for")
+@click.option(
+    "--hint", type=click.IntRange(1), default=128, show_default=True, help="the M that a symbolic one is tuned for"
+)
 @click.option("--n", "n", required=True, type=int, help="columns; the width of rows for rms_norm and topk")
 @click.option("--k", "k", default=None, type=int)
 @click.option("--dtype", default="f32", show_default=True)
@@ -83,7 +86,7 @@ def explain(
     eligible, what are its candidates, what won and from where. For an eager operator --m are the rows. Of _scaled_mm
     --dtype is mxfp8, mxfp4, or the types of A and B, such as f8E4M3FN,f4E2M1FN."""
     base, _, activation = op.partition("+")
-    if base in ("rms_norm", "topk"):
+    if op in ("rms_norm", "topk"):
         from . import eager_explain
 
         if options["m"] is None or (base == "topk" and options["k"] is None):
@@ -113,10 +116,12 @@ def explain(
         scaled = ScaledQuestion(op, dtype=kind, bias=bias or "none", scaling=scaling, out=out_dtype, **options)
         sys.exit(0 if answer(scaled) else 1)
     known = ("mm", "addmm", "bmm", "baddbmm", "_mkl_linear")
-    if base not in known or activation not in ("", "none", "relu", "gelu", "gelu_tanh", "silu"):
+    if base not in known or op.endswith("+") or activation not in ("", "none", "relu", "gelu", "gelu_tanh", "silu"):
         raise click.BadParameter(f"{op!r}: one of {', '.join(known)}, with or without +relu, +gelu, +gelu_tanh, +silu")
     if min(options["n"], options["k"], options["batch"], options["m"] if options["m"] is not None else 0) < 0:
         raise click.BadParameter("sizes are not negative")
+    if options["batch"] > 1 and base not in ("bmm", "baddbmm"):
+        raise click.BadParameter(f"{op} has no batch")
     if bias is None:
         bias = "row" if base in ("addmm", "baddbmm") else "none"
     sys.exit(0 if answer(Question(op, bias=bias, **options)) else 1)
@@ -202,7 +207,7 @@ def warmup(
         from . import warmup as ahead
         from . import warmup_asked
 
-        console = ahead.console_here()
+        console = console_here()
         if not ahead.able(dry_run, console):
             sys.exit(1)
         try:
@@ -247,14 +252,13 @@ def report(page: Path, no_page: bool, most: int, figures: tuple[Path, ...]) -> N
         found = known.collect(settings.store(), most, figures)
     except known.FiguresError as e:
         raise click.ClickException(str(e)) from None
-    console = Console()
-    known.show(found, console if console.is_terminal else Console(width=200))
+    known.show(found, console_here(200))
     if no_page:
         return
     try:
         from .report_page import page as made
 
-        page.write_text(made(found), encoding="utf-8")
+        page.write_text(made(found), encoding="utf-8", errors="backslashreplace")
     except ImportError as e:
         raise click.ClickException(f"the page's pictures need more: pip install 'flykernels[report]' ({e})") from e
     except OSError as e:

@@ -14,6 +14,7 @@ from templates.topk.problem import TopKProblem
 from tuning_cache import Entry
 
 from . import eager_gate, settings
+from .consoles import console_here
 from .devices import DEVICES, here
 from .explain import _us
 
@@ -49,7 +50,7 @@ class Question:
 
 def answer(question: Question, console: Console | None = None) -> bool:
     """Print the answer; True if the call is eligible."""
-    console = console or Console()
+    console = console or console_here()
     q = question
     of = f" k={q.k} {'largest' if q.largest else 'smallest'}" if q.op == "topk" else f" weight {q.weight_dtype}"
     title = f"{q.op} rows={q.rows} width={q.width} {q.dtype}{of}{' with gradient' if q.gradient else ''} on {q.target}"
@@ -119,7 +120,8 @@ def _name_of(q: Question, config: Any) -> str:
 
 def _standing(q: Question, local: Any, entry: Entry | None) -> str:
     if local is None:
-        return f"no {q.target} device here: its candidates can be compiled and simulated, not measured"
+        able = "compiled and simulated" if q.target == "gfx950" else "compiled"
+        return f"no {q.target} device here: its candidates can be {able}, not measured"
     if entry is None or not entry.winner:
         mode = settings.mode()
         then = {

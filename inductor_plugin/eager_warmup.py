@@ -17,6 +17,7 @@ from rich.table import Table
 from tuning_cache.record import EagerMiss
 
 from . import asked, eager, settings
+from .consoles import console_here
 from .counters import counters
 from .fingerprint import versions
 from .strides import WIDEST
@@ -122,7 +123,7 @@ def _operand(case: Case, device: str) -> Any:
 def run(console: Console | None = None, **chosen: Any) -> int:
     """Measures the usual calls, or those that are named; 0 if it went through, 1 if there is nothing to measure on, 130
     if it was stopped."""
-    return measure(list(cases(**chosen)), chosen["device"], console or Console())
+    return measure(list(cases(**chosen)), chosen["device"], console or console_here())
 
 
 def device_of(miss: EagerMiss) -> str:

@@ -16,14 +16,15 @@ from rich.table import Table
 from flykernels.dtypes import dtype as element_type
 from templates.gemm.problem import GemmProblem
 from tuning_cache import Entry, Key
+from tuning_cache.shapes import Shape
 
-from . import settings
+from . import settings, wanted
+from .consoles import console_here
 from .devices import DEVICES, here
 from .fingerprint import versions
 from .kernels import Spec
 
 DROPPED_MOST = 100  # configurations that are listed one by one
-LETTERS = {"N": "row", "T": "col"}
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,11 @@ class Question:
     @property
     def problem(self) -> GemmProblem:
         base, _, activation = self.op.partition("+")
-        return GemmProblem(
-            n=self.n,
-            k=self.k,
-            dtype=self.dtype,
-            out_dtype=self.dtype,
-            a=LETTERS[self.layout[0]],
-            b=LETTERS[self.layout[1]],
-            batched=base in ("bmm", "baddbmm"),
-            bias=self.bias if base in ("addmm", "baddbmm") or activation else "none",
-            activation=activation or "none",
-            residual=self.residual,
-            packed_b=self.frozen,
-            m_hint=self.m if self.m is not None else self.hint,
+        bias = self.bias if base in wanted.BIASED or activation else "none"
+        shape = Shape(
+            self.op, self.m, self.n, self.k, self.dtype, self.layout, self.batch, frozen=self.frozen, hint=self.hint
         )
+        return wanted.problem_of(shape, self.op, bias, self.residual, activation, self.target, {}).problem
 
     @property
     def key(self) -> Key:
@@ -100,7 +92,7 @@ def why_not(question: Question) -> str | None:
 
 def answer(question: Question, console: Console | None = None) -> bool:
     """Print the answer; True if the problem is eligible."""
-    console = console or Console()
+    console = console or console_here()
     title = question.title
     reason = why_not(question) or _nothing_offered(question)
     if reason is not None:
@@ -177,5 +169,5 @@ def _standing(question: Question, entry: Entry | None, console: Console) -> None
             f"nothing known yet for this problem on this machine (mode {settings.mode()}): it would be measured"
         )
         return
-    where = next((d for d in settings.store().directories if d.exists()), settings.store().directories[0])
-    console.print(f"winner: {entry.winner} (measured on this target; cache {where})")
+    where = settings.store().place(question.key) or "in memory only"
+    console.print(f"winner: {entry.winner} (measured on this target; {where})", soft_wrap=True)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flykernels.dtypes import dtype as element_type
 from templates.grouped_gemm.problem import FORMS, RUN_TIME, GroupedGemmProblem
 from tuning_cache import Key
 
-from . import grouped
+from . import grouped, wanted
 from .devices import DEVICES
-from .explain import LETTERS, Question
+from .explain import Question
 from .fingerprint import versions
+from .strides import alignments, unit_stride
+
+GROUPED = {"m": "b", "n": "a", "k": "c", "batch": "abc"}  # the operands that have an axis of groups, by form
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,15 @@ class GroupedQuestion(Question):
 
     @property
     def problem(self) -> GroupedGemmProblem:  # type: ignore[override]
+        size = {"a": (self.m, self.k), "b": (self.k, self.n), "c": (self.m, self.n)}
+        item, letter = element_type(self.dtype).bytes, {"a": self.layout[0], "b": self.layout[1], "c": "N"}
+        of = lambda x: self.groups if x in GROUPED[self.form] else None
+        held = {x: wanted.layout(size[x], letter[x], item, of(x)) for x in size}
+        lie = {x: unit_stride(held[x].size[-2:], held[x].stride[-2:]) for x in "ab"}
+        aligned: dict[str, Any] = alignments(held["a"], held["b"], [held["c"]]) if self.target != "x86" else {}
         made = GroupedGemmProblem(
-            self.form, self.groups, self.m or 0, self.n, self.k, self.dtype, self.dtype, LETTERS[self.layout[0]],
-            LETTERS[self.layout[1]], tokens_hint=self.hint if self.tokens is None else self.tokens,
+            self.form, self.groups, self.m or 0, self.n, self.k, self.dtype, self.dtype, lie["a"], lie["b"],
+            tokens_hint=self.hint if self.tokens is None else self.tokens, **aligned,
         )  # fmt: skip
         without: dict[str, Any] = {RUN_TIME[self.form]: 0}
         return replace(made, **without)

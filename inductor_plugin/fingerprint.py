@@ -6,9 +6,12 @@ import functools
 from pathlib import Path
 
 from flykernels.versions import mlir_version
+from templates import kinds
 from templates.digest import digest, of_folders
 
 from . import __version__, settings
+
+TEMPLATES = (*kinds.PROBLEMS, "rms_norm", "topk")  # that tuning keys are of
 
 
 @functools.cache

@@ -20,13 +20,12 @@ from typing import Any
 from templates.gemm.workers import BuildFailed, Workers, answered
 from tuning_cache import Store
 
-from .fingerprint import versions
+from .fingerprint import TEMPLATES, versions
 from .measuring import Measured, Measuring, Unit, measured
 
 log = logging.getLogger(__name__)
 
 RETRIES = 3  # of a task whose worker was lost; one that takes down four workers is at fault itself
-TEMPLATES = ("gemm", "scaled_gemm")
 
 
 class NoFleet(RuntimeError):
@@ -34,8 +33,8 @@ class NoFleet(RuntimeError):
 
 
 def digests() -> list[str]:
-    """Of the templates' sources: all machines must have the same."""
-    return [str(versions(name)["templates"]) for name in TEMPLATES]
+    """Of the templates' sources, and MLIR's version: all machines must have the same."""
+    return [f"{held['templates']} {held['mlir']}" for held in map(versions, TEMPLATES)]
 
 
 def _answer(asked: dict) -> tuple[list[str], bytes, bytes]:
@@ -76,7 +75,7 @@ class RayWorkers(Workers):
         except self.ray.exceptions.RayError as e:
             raise BuildFailed(f"the task that {what} was lost {RETRIES + 1} times: {type(e).__name__}") from e
         if theirs != self._mine:
-            raise BuildFailed("a machine of the cluster has other templates than this one: install the same version")
+            raise BuildFailed("a machine of the cluster has other templates or MLIR than this one: install the same")
         if kind == b"error":
             raise BuildFailed(answer.decode())
         return answer

@@ -124,7 +124,7 @@ class _Worker:
             path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
             self.process = subprocess.Popen(
                 COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": path, self.variable: self.gpu},
+                env={**os.environ, "PYTHONPATH": path, self.variable: self.gpu}, process_group=0,  # Ctrl-C is for us
             )  # fmt: skip
         assert self.process.stdin and self.process.stdout
         pickle.dump(question, self.process.stdin)

@@ -26,6 +26,8 @@ from .wanted import title
 LABELS = ("measured on CPU", "measured on H200", "simulated", "counted")  # of benches' figures
 UNMEASURED = "compiled, not measured"
 RIVALS = {"aten": "ATen", "triton": "Triton", "cpp": "C++", "unfused": "unfused"}  # by a candidate's first word
+LEAST_US, MOST_US = 1e-6, 1e12  # of times that a figure is made of: entries come from outside
+SIZE_MOST = 2**63 - 1  # of a size, likewise
 FIGURES_MOST = 8 << 20  # bytes of a bench's file
 ROWS_MOST = 2000  # of a bench's
 
@@ -49,7 +51,7 @@ class Candidate:
 
     @property
     def counts(self) -> bool:
-        return self.microseconds is not None and math.isfinite(self.microseconds) and not self.note
+        return self.microseconds is not None and LEAST_US <= self.microseconds <= MOST_US and not self.note
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def work_of(key: Key) -> tuple[float, float]:
     p = key.problem
     m = p.get("m_hint") if p.get("m") == "symbolic" else p.get("m")
     sizes = (m, p.get("n"), p.get("k"), p.get("batch", 1))
-    if any(type(x) is not int or x < 1 for x in sizes):
+    if any(type(x) is not int or not 1 <= x <= SIZE_MOST for x in sizes):
         return 0.0, 0.0
     m, n, k, batch = (int(x) for x in sizes)  # type: ignore[arg-type]
     try:

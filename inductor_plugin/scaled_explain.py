@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from flykernels.dtypes import dtype as element_type
 from templates.scaled_gemm.problem import ScaledGemmProblem
 from tuning_cache import Key
+from tuning_cache.shapes import Shape
 
+from . import wanted
 from .devices import DEVICES
 from .explain import Question, answer
 from .fingerprint import versions
@@ -34,10 +36,11 @@ class ScaledQuestion(Question):
     def problem(self) -> ScaledGemmProblem:  # type: ignore[override]
         a, _, b = self.dtype.partition(",")
         name = lambda x: element_type(SHORT.get(x.strip().lower(), x.strip())).name
-        return ScaledGemmProblem(
-            n=self.n, k=self.k, a_dtype=name(a), b_dtype=name(b or a), scaling=self.scaling, out_dtype=self.out,
-            bias="none" if self.bias == "none" else "row", m_hint=self.m if self.m is not None else self.hint,
+        shape = Shape(
+            "scaled_mm", self.m, self.n, self.k, name(a), bias="none" if self.bias == "none" else "row",
+            hint=self.hint, b_dtype=name(b or a), scaling=self.scaling, out_dtype=self.out,
         )  # fmt: skip
+        return wanted.problems_of(shape, self.target, {})[0].problem
 
     @property
     def key(self) -> Key:

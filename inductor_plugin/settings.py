@@ -95,4 +95,4 @@ def store() -> Store:
 def missed(key: Key) -> None:
     """Notes a problem that the cache did not know, if the user wants that. Never raises."""
     if path := os.environ.get("FLYKERNELS_RECORD"):
-        record.note(key, path)
+        record.note(key, os.path.expanduser(path))

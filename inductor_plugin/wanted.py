@@ -96,7 +96,7 @@ def problem_of(
         bias, residual = "none", True  # the same sum; see requests.py
     size = {"a": (shape.m, shape.k), "b": (shape.k, shape.n), "c": (shape.m, shape.n)}
     item = element_type(shape.dtype).bytes
-    held = {x: _layout(size[x], letter, item, shape.batch if batched else None) for x, letter in _letters(shape.layout)}
+    held = {x: layout(size[x], letter, item, shape.batch if batched else None) for x, letter in _letters(shape.layout)}
     lie = {x: unit_stride(held[x].size[-2:], held[x].stride[-2:]) for x in "ab"}
     aligned = alignments(held["a"], held["b"], [held["c"]]) if target != "x86" else {}
     problem = GemmProblem(
@@ -111,8 +111,8 @@ def problem_of(
 def _scaled_problem(shape: Shape, target: str, description: dict) -> Problem:
     kinds = {x: element_type(name) for x, name in (("a", shape.dtype), ("b", shape.b_dtype or shape.dtype))}
     stored = {x: shape.k // FORMATS[kind].per_byte if kind in FORMATS else shape.k for x, kind in kinds.items()}
-    a, b = _layout((shape.m, stored["a"]), "N", 1, None), _layout((stored["b"], shape.n), "T", 1, None)
-    c = _layout((shape.m, shape.n), "N", element_type(shape.out_dtype).bytes, None)
+    a, b = layout((shape.m, stored["a"]), "N", 1, None), layout((stored["b"], shape.n), "T", 1, None)
+    c = layout((shape.m, shape.n), "N", element_type(shape.out_dtype).bytes, None)
     aligned: dict[str, Any] = alignments(a, b, [c]) if target != "x86" else {}
     problem = ScaledGemmProblem(
         n=shape.n, k=shape.k, a_dtype=kinds["a"].name, b_dtype=kinds["b"].name, scaling=shape.scaling,
@@ -126,9 +126,9 @@ def _grouped_problem(shape: Shape, target: str, description: dict) -> Problem:
     """An MoE layer's forward: (T, K) by (G, K, N), where T is `groups` times `m`."""
     rows = shape.m if shape.m is not None else shape.hint
     tokens, item = rows * shape.groups, element_type(shape.dtype).bytes
-    a = _layout((None if shape.m is None else tokens, shape.k), "N", item, None)
-    b = _layout((shape.k, shape.n), shape.layout[1], item, shape.groups)
-    c = _layout((None if shape.m is None else tokens, shape.n), "N", item, None)
+    a = layout((None if shape.m is None else tokens, shape.k), "N", item, None)
+    b = layout((shape.k, shape.n), shape.layout[1], item, shape.groups)
+    c = layout((None if shape.m is None else tokens, shape.n), "N", item, None)
     aligned: dict[str, Any] = alignments(a, b, [c]) if target != "x86" else {}
     problem = GroupedGemmProblem(
         "m", shape.groups, m=0, n=shape.n, k=shape.k, dtype=shape.dtype, out_dtype=shape.dtype,
@@ -152,7 +152,7 @@ def _named(size: int | None) -> int | str:
     return "symbolic" if size is None else size
 
 
-def _layout(size: tuple[int | None, int | None], letter: str, itemsize: int, batch: int | None) -> Any:
+def layout(size: tuple[int | None, int | None], letter: str, itemsize: int, batch: int | None) -> Any:
     rows, columns = size
     stride: tuple = (columns, 1) if letter == "N" else (1, rows)
     whole: tuple = size

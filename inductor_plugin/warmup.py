@@ -30,6 +30,7 @@ from tuning_cache import Entry, Store, Timing
 from tuning_cache.record import EagerMiss
 
 from . import settings
+from .consoles import console_here
 from .devices import DEVICES
 from .kernels import Spec
 from .measuring import Measuring, Unit
@@ -158,8 +159,13 @@ class Run:
                 for future, (problem, spec) in running.items():
                     if not future.cancelled():
                         self._note(problem, spec, future)
-        done_so_far = self.tally.known + self.tally.compiled + len(self.failed)
-        self.tally.left = self.total - done_so_far if self.stopped else 0
+        if self.stopped:
+            self.stop(self.stopped)
+
+    def stop(self, why: str) -> None:
+        """Notes that it ended early, and what is left."""
+        self.stopped = why
+        self.tally.left = self.total - (self.tally.known + self.tally.compiled + len(self.failed))
 
     def _note(self, problem: Problem, spec: Spec, future: Future) -> None:
         try:
@@ -240,7 +246,10 @@ def _products(
         with work.searchers, contextlib.closing(measuring):
             if dry_run:
                 return _plan(work, measuring, asked.described, console)
-            _shown(work, measuring, _steps(work, measuring), console)
+            try:
+                _shown(work, measuring, _steps(work, measuring), console)
+            except KeyboardInterrupt:  # not while it compiled, which `Run.go` knows of
+                work.stop("stopped")
     seconds = time.monotonic() - pool.began[0]
     return _summary(work, measuring, seconds, _cpu_seconds() - pool.began[1], console)
 
@@ -260,12 +269,6 @@ def _measuring(asked: Asked, pool: Workers, work: Run, compile_only: bool) -> Me
             if len(gpus) > 1:
                 return GpuMeasuring(target, gpus, units, work.store, asked.described, work.deadline)
     return Measuring(units, work.store, asked.described, work.deadline)
-
-
-def console_here() -> Console:
-    """A terminal, or lines wide enough not to be broken."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
 
 
 def able(dry_run: bool, console: Console) -> bool:
@@ -308,7 +311,7 @@ def _shown(work: Run, measuring: Measuring, steps: Iterator[None], console: Cons
     whole = lambda: work.total + measuring.total
     if console.is_terminal and sys.stdout.isatty():
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -377,9 +380,14 @@ def _summary(work: Run, measuring: Measuring, seconds: float, cpu: float, consol
         text = f"{measuring.decided} problems measured, {measuring.known} decided before"
         console.print(f"{text}, {measuring.late} left" if measuring.late else text, highlight=False)
     if work.stopped or measuring.late:
-        left = f"about {t.left} candidates are left" if work.stopped else "problems are left to measure"
-        console.print(f"{work.stopped or 'the time is up'}: {left}; run it again to go on", highlight=False)
+        left = ["problems are left to measure"] if measuring.late or measuring.done < measuring.total else []
+        left += [f"about {t.left} candidates are left"] if work.stopped and (t.left or not left) else []
+        told = f"{work.stopped or 'the time is up'}: {' and '.join(left)}; run it again to go on"
+        console.print(told, highlight=False, soft_wrap=True)
+    lost = work.store.unwritten
+    if lost:
+        console.print(f"{lost} files could not be written: what they hold is lost", highlight=False, soft_wrap=True)
     console.print(f"cache: {work.store.directories[0]}", highlight=False, soft_wrap=True)
     if work.stopped == "stopped":
         return STOPPED
-    return 1 if work.failed or len(work.refused) == len(work.problems) else 0
+    return 1 if work.failed or lost or len(work.refused) == len(work.problems) else 0

@@ -13,10 +13,13 @@ import hashlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
+
+from .forks import anew_in_children
 
 try:  # three times as fast, where it is installed: flykernels[fast]
     import orjson
@@ -396,6 +399,10 @@ def digests(artefact: str) -> list[str]:
     """Of a timing's artefact: one, or several joined by "|" and "+"."""
     return [artefact] if len(artefact) == 64 else re.split(r"[|+]", artefact)
 
+
+for _cached in (Key.__dict__["digest"], Key.__dict__["text"], Later.__dict__["_all"]):
+    if hasattr(_cached, "lock"):  # Python 3.11's has one for all keys
+        anew_in_children(_cached, lock=threading.RLock)
 
 DIGEST = re.compile(r"[0-9a-f]{64}")  # SHA-256 in hex; full matches only: it becomes a part of a path
 

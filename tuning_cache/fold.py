@@ -53,8 +53,8 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
     old = layer.segments(kind)
     if len(old) < 2 and not files:
         return
-    used_of = {part.path: part.used() for part in old}
-    folded: list[tuple[str, Found, float]] = []
+    used_of: dict[Path, list[float]] = {}
+    folded: list[tuple[str, Found]] = []
     used: list[float] = []
 
     def kept() -> Iterator[tuple[bytes, bytes]]:
@@ -69,9 +69,11 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
                 content = found.content if line else Entry.from_json(found.content).to_line()
                 if own:
                     time = _changed(found.path)
-                    folded.append((address, found, time))
-                else:
-                    time = used_of[found.path][found.record.row] if found.record else 0.0
+                    folded.append((address, found._replace(content=b"")))
+                elif found.segment is not None and found.record is not None:
+                    if found.path not in used_of:
+                        used_of[found.path] = found.segment.used()
+                    time = used_of[found.path][found.record.row]
                 used.append(time)
                 yield bytes.fromhex(address), content
                 break
@@ -81,9 +83,9 @@ def _fold(store: Store, kind: str, files: bool, done: Folded) -> None:
     times = iter(used)
     for path in moved:
         segment.note_used(path, itertools.islice(times, Segment(path).count))
-    for address, found, time in folded:
+    for address, found in folded:
         with store.lock_of(address, 0.0) as held:
-            if held and _changed(found.path) == time:
+            if held and found.is_there:
                 with contextlib.suppress(OSError):
                     found.path.unlink()
                     done.files += 1

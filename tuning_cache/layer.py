@@ -16,7 +16,6 @@ import hashlib
 import heapq
 import itertools
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,8 @@ from typing import NamedTuple
 
 from . import segment
 from .entry import Entry, EntryError, is_digest
-from .segment import Record, Segment, SegmentError
+from .forks import anew_in_children
+from .segment import NewerSegment, Record, Segment, SegmentError
 
 SUFFIX = {"entries": ".json", "objects": ".fko"}
 SEGMENTS = "segments"
@@ -33,13 +33,30 @@ USED_SECONDS = 3600.0  # how exactly a file's time of last use is kept
 SETTLED_SECONDS = 2.0  # after which a folder's time of change tells the next change from the last, on any file system
 
 
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(held: os.stat_result) -> Stamp:
+    """Tells a file from the one that takes its place, also where times are coarse."""
+    return held.st_ino, held.st_size, held.st_mtime_ns
+
+
 class Found(NamedTuple):
-    """What one file or record holds: unchecked."""
+    """What one file or record holds: unchecked. stamp: the file's, when it was read from end to end with others."""
 
     content: bytes
     path: Path
     segment: Segment | None = None
     record: Record | None = None
+    stamp: Stamp | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file that was read is still the one of its name."""
+        try:
+            return stamp_of(self.path.stat()) == self.stamp
+        except OSError:
+            return False
 
     def __str__(self) -> str:
         return f"{self.path}" if self.record is None else f"{self.path}, row {self.record.row}"
@@ -60,9 +77,11 @@ class Layer:
 
     def __init__(self, root: Path, say: Callable[[str], None], notes: bool = True):
         self.root, self._say, self._notes = root, say, notes
-        self._mutex = threading.Lock()
+        self._mutex: threading.Lock
+        anew_in_children(self, _mutex=threading.Lock)
         self._listed: int | None = None  # time of change of the folder when it was listed, if that says what it holds
         self._open: dict[str, Segment] = {}
+        self.damaged: list[Path] = []  # segments' files that are none
         self._order: dict[str, list[Segment]] = {"entries": [], "objects": []}
         self._folders = {kind: f"{root}/{kind}/" for kind in SUFFIX}
         self._segments = f"{root}/{SEGMENTS}"
@@ -131,6 +150,7 @@ class Layer:
         with contextlib.suppress(OSError):
             names = [name for name in os.listdir(self._segments) if segment.NAME.fullmatch(name)]
         held: dict[str, Segment] = {}
+        damaged: list[Path] = []
         for name in names:
             try:
                 held[name] = self._open.get(name) or Segment(f"{self._segments}/{name}", self._notes)
@@ -140,7 +160,9 @@ class Layer:
                 continue
             except (OSError, SegmentError) as e:
                 self._say(f"{self._segments}/{name}: skipped: {e}")
-        self._open = held
+                if isinstance(e, SegmentError) and not isinstance(e, NewerSegment):
+                    damaged.append(Path(self._segments, name))
+        self._open, self.damaged = held, damaged
         newest_first = sorted(held, key=lambda name: name.partition("-")[2], reverse=True)
         self._order = {kind: [held[n] for n in newest_first if n.startswith(kind)] for kind in SUFFIX}
 
@@ -156,7 +178,6 @@ class Layer:
             _sync(path)
         for path, digest in staged:
             done.append(folder / segment.name_of(kind, number, digest))
-            os.chmod(path, 0o644)
             os.replace(path, done[-1])
         _sync(folder)
         self._listed = None
@@ -190,7 +211,10 @@ class Layer:
     def _of_files(self, kind: str) -> Iterator[tuple[str, int, Found]]:
         for path in self.files(kind):
             try:
-                yield path.name.partition(".")[0], 0, Found(path.read_bytes(), path)
+                with path.open("rb") as held:
+                    stamp = stamp_of(os.fstat(held.fileno()))
+                    found = Found(held.read(), path, stamp=stamp)
+                yield path.name.partition(".")[0], 0, found
             except FileNotFoundError:
                 continue
             except OSError as e:
@@ -208,7 +232,7 @@ class Layer:
         """A file of its own, whole or not at all: beside its place, to the disk, renamed. OSError if that fails."""
         path = self.file(kind, address)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+        fd, part = segment.temporary(path.parent, ".")
         try:
             with os.fdopen(fd, "wb") as f:
                 f.write(data)

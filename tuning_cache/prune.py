@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 YOUNG_SECONDS = 3600.0  # a code object without an entry may be one whose entry is still being measured
 STALE_SECONDS = 86400.0  # what an import or a writer that was killed has left
 LOCK_SECONDS = 0.0  # an entry that is being tuned stays: it is in use
+DIGITS_MOST = 30  # of a size
 UNITS = {
     "": 1,
     "k": 10**3,
@@ -50,7 +51,7 @@ class Pruned:
 def size_in_bytes(text: str) -> int:
     """Of "500", "10MB", "1.5GiB"; ValueError for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
-    if not found or found[2] not in UNITS:
+    if not found or found[2] not in UNITS or len(found[1]) > DIGITS_MOST:
         raise ValueError(f"{text!r} is not a size such as 500MB, 10GB or 2GiB")
     return int(float(found[1]) * UNITS[found[2]])
 
@@ -112,12 +113,14 @@ class _Pruning:
                     self.uses[digest] -= 1
                     if not self.uses[digest]:
                         done.objects += self._drop(self.objects[digest])
+        if self.alone:
+            done.damaged += sum(map(self._drop_segment, self.layer.damaged))
         if not self.dry_run:
             self._rewrite()
 
     def _items(self, kind: str) -> Iterator[_Item]:
         """What counts under each address; what it hides, and what is damaged, is dropped on the way."""
-        used = {part.path: part.used() for part in self.layer.segments(kind)}
+        used: dict[Path, list[float]] = {}
         for _, group in itertools.groupby(self.layer.every(kind), key=lambda item: item[0]):
             hidden = False
             for address, _, found in group:
@@ -128,7 +131,7 @@ class _Pruning:
                     continue
                 named = self._named(found) if kind == "entries" else set()
                 if named is None:
-                    self.done.damaged += self._drop(item)
+                    self.done.damaged += (found.segment is not None or found.is_there) and self._drop(item)
                     continue
                 hidden = True
                 item.named = tuple(named)
@@ -137,6 +140,8 @@ class _Pruning:
     def _item(self, address: str, found: Found, used: dict[Path, list[float]]) -> _Item:
         if found.segment is not None and found.record is not None:
             row = found.record.row
+            if found.path not in used:
+                used[found.path] = found.segment.used()
             size = found.record.size + ROW.size
             return _Item(address, size, used[found.path][row], found.path, found.segment, row)
         changed = 0.0
@@ -189,6 +194,17 @@ class _Pruning:
                 return False
         self.done.freed += item.size
         self.done.left -= item.size
+        return True
+
+    def _drop_segment(self, path: Path) -> bool:
+        try:
+            self.done.freed += path.stat().st_size
+            if not self.dry_run:
+                path.unlink()
+                path.with_name(f"{path.name}.used").unlink(missing_ok=True)
+        except OSError as e:
+            log.warning("%s: cannot be removed: %s", path, e.strerror)
+            return False
         return True
 
     def _rewrite(self) -> None:

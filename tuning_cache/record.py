@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import stat
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -23,11 +24,13 @@ from typing import Any
 from templates import kinds
 
 from .entry import Key, canonical
+from .forks import anew_in_children
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
 FILE_MOST = 8 << 20  # bytes
+READ_MOST = FILE_MOST + (4 << 20)  # processes that append in the same moment may go beyond by a line each
 LINE_MOST = 4096  # bytes, written at once: POSIX keeps appended writes apart on local file systems
 SIZE_MOST = 2**31 - 1
 TEXT_MOST = 100  # characters of a name
@@ -104,6 +107,7 @@ class EagerMiss:
 
 # -- writing
 _lock = threading.Lock()
+anew_in_children(sys.modules[__name__], _lock=threading.Lock)
 _noted: dict[str, set[str]] = {}  # by file: the lines that it is known to hold
 _complained: set[str] = set()
 
@@ -139,15 +143,17 @@ def _lines(path: str) -> set[str]:
 def _append(path: str, line: bytes) -> None:
     if len(line) > LINE_MOST:
         raise RecordError(f"a line of {len(line)} bytes")
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         held = os.fstat(file)
         if not stat.S_ISREG(held.st_mode):
             raise RecordError("it is not a plain file")
-        if held.st_size + len(line) > FILE_MOST:
+        if held.st_size + len(line) >= FILE_MOST:
             raise RecordError(
                 f"it would be larger than {FILE_MOST} bytes; read it with `flykernels warmup`, then move it"
             )
+        if held.st_size and os.pread(file, 1, held.st_size - 1) != b"\n":
+            line = b"\n" + line  # after a half line, whose process could not even end it
         if os.write(file, line) != len(line):
             os.write(file, b"\n")  # the half line stays, by itself
             raise OSError("the line was not written whole")
@@ -157,13 +163,19 @@ def _append(path: str, line: bytes) -> None:
 
 # -- reading
 def is_record(path: Path) -> bool:
-    """Whether a file's first line says that it is a record."""
+    """Whether the first whole line of a file says that it is a record: its first may have been cut off."""
     try:
         with path.open("rb") as file:
-            first = json.loads(file.readline(LINE_MOST + 1))
-    except (OSError, ValueError, RecursionError):
+            lines = file.read(READ_MOST).splitlines()
+    except OSError:
         return False
-    return isinstance(first, dict) and {"format", "op", "problem", "target"} <= set(first)
+    for line in lines:
+        try:
+            first = json.loads(line[: LINE_MOST + 1])
+        except (ValueError, RecursionError):
+            continue
+        return isinstance(first, dict) and {"format", "op", "problem", "target"} <= set(first)
+    return False
 
 
 def read(path: Path) -> tuple[list[Miss | EagerMiss], int]:
@@ -171,11 +183,11 @@ def read(path: Path) -> tuple[list[Miss | EagerMiss], int]:
     what no process of ours writes."""
     try:
         with path.open("rb") as file:
-            data = file.read(FILE_MOST + 1)
+            data = file.read(READ_MOST + 1)
     except OSError as e:
         raise RecordError(f"{path} cannot be read: {e.strerror}") from None
-    if len(data) > FILE_MOST:
-        raise RecordError(f"{path.name} has more than {FILE_MOST} bytes")
+    if len(data) > READ_MOST:
+        raise RecordError(f"{path.name} has more than {READ_MOST} bytes")
     found: dict[str, Miss | EagerMiss] = {}
     torn = 0
     for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):

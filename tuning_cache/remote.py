@@ -11,6 +11,7 @@ comes is checked as what lies in a directory is. Who may write there can run cod
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import logging
 import queue
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from .archive import Limits
 from .entry import Entry, EntryError, Key
+from .forks import anew_in_children
 from .merge import merge
 
 log = logging.getLogger(__name__)
@@ -48,13 +50,15 @@ class Remote:
     def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS, write: bool = True):
         self.url, self.timeout, self.writes = url, timeout, write
         self._system: tuple[Any, str] | None = None
-        self._mutex = threading.Lock()
+        self._mutex: threading.Lock
         self._down_until = 0.0
         self.failures = 0  # calls that failed, or were not made because of that
         self._hanging = 0
         self._missed: dict[str, float] = {}
-        self._waiting: queue.Queue[tuple[str, Callable[[], None]]] = queue.Queue()
-        self._writer: threading.Thread | None = None
+        self._waiting: queue.Queue[tuple[str, Callable[[], None]]]
+        self._writer: threading.Thread | None
+        none = lambda: None
+        anew_in_children(self, _mutex=threading.Lock, _waiting=queue.Queue, _writer=none)  # what waits is the parent's
         self._said: set[str] = set()
 
     # -- reading
@@ -112,11 +116,18 @@ class Remote:
         name = _object_name(digest)
 
         def write() -> None:
-            system, root = self._opened()
-            if not system.exists(f"{root}/{name}"):
+            if self._size(name) != len(data):  # shorter, where a store does not write whole or not at all
                 self._put(name, data)
 
         self._later(name, write)
+
+    def _size(self, name: str) -> int | None:
+        """Bytes of what lies there; None where nothing does."""
+        system, root = self._opened()
+        try:
+            return system.size(f"{root}/{name}")
+        except FileNotFoundError:
+            return None
 
     def _put(self, name: str, data: bytes) -> None:
         """Whole or not at all: object stores do so; in a file system it is renamed into its place."""
@@ -128,8 +139,13 @@ class Remote:
             return
         system.makedirs(final.rpartition("/")[0], exist_ok=True)
         part = f"{final.rpartition('/')[0]}/.{secrets.token_hex(8)}.part"
-        system.pipe_file(part, data)
-        system.mv(part, final)
+        try:
+            system.pipe_file(part, data)
+            system.mv(part, final)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                system.rm_file(part)
+            raise
 
     def _later(self, name: str, write: Callable[[], None]) -> None:
         if not self.writes:

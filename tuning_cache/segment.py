@@ -22,9 +22,9 @@ import hashlib
 import itertools
 import os
 import re
+import secrets
 import struct
 import sys
-import tempfile
 import time
 from array import array
 from collections.abc import Iterable, Iterator
@@ -34,6 +34,7 @@ from typing import NamedTuple
 FORMAT = 1
 KINDS = ("entries", "objects")
 NAME = re.compile(r"(entries|objects)-(\d{8})-([0-9a-f]{64})\.fks")
+NEWER = re.compile(rb"flykernels segment (?!%d )\d+ " % FORMAT)  # another format's first line
 ROW = struct.Struct("<32sQI")  # address, offset, bytes
 FOOTER = struct.Struct("<QQB32s8s")  # rows, where the rows begin, bits of the fan-out, SHA-256, END
 END = b"fks1 end"
@@ -49,6 +50,10 @@ HOUR = 3600.0  # how exactly the time of last use is kept
 
 class SegmentError(ValueError):
     """A file that is not a whole segment of this format."""
+
+
+class NewerSegment(SegmentError):
+    """One that a later version has written: left alone."""
 
 
 class Record(NamedTuple):
@@ -83,7 +88,7 @@ class Segment:
             head = os.pread(self._file, 64, 0)
             self.kind = next((kind for kind in KINDS if head.startswith(magic(kind))), "")
             if not self.kind:
-                raise SegmentError(f"it begins with {head[:24]!r}")
+                raise (NewerSegment if NEWER.match(head) else SegmentError)(f"it begins with {head[:24]!r}")
             tail = os.pread(self._file, FOOTER.size, self.bytes - FOOTER.size) if self.bytes > FOOTER.size else b""
             if len(tail) != FOOTER.size or not tail.endswith(END):
                 raise SegmentError("it is cut off: it has no footer")
@@ -99,7 +104,7 @@ class Segment:
             raise
         if notes:
             with contextlib.suppress(OSError):
-                self._used = os.open(f"{self.path}.used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._used = os.open(f"{self.path}.used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def close(self) -> None:
         for file in (self._file, self._used):
@@ -220,7 +225,7 @@ class Segment:
 
 def note_used(path: Path, seconds: Iterable[float]) -> None:
     """Writes the rows' times of last use beside a new segment; not where that cannot be written."""
-    hours = array("I", [int(s // HOUR) for s in seconds])
+    hours = array("I", [min(max(0, int(s // HOUR)), 2**32 - 1) for s in seconds])  # a file's time may be before 1970
     with contextlib.suppress(OSError):
         Path(f"{path}.used").write_bytes(_numbers(hours.tobytes()).tobytes())
 
@@ -247,13 +252,19 @@ def _fan(counts: array) -> bytes:
     return _numbers(below.tobytes()).tobytes()
 
 
+def temporary(folder: Path, prefix: str) -> tuple[int, Path]:
+    """A new file, open for writing, that whoever the umask lets may read: a cache is shared (mkstemp's is not)."""
+    path = folder / f"{prefix}{secrets.token_hex(8)}.part"
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path
+
+
 class Writer:
     """Writes one segment: a temporary file in `folder` until `close`, which returns it whole."""
 
     def __init__(self, folder: Path, kind: str):
         self.kind = kind
-        fd, part = tempfile.mkstemp(dir=folder, prefix=f".{kind}-", suffix=".part")
-        self._part, self._file = Path(part), os.fdopen(fd, "wb", BLOCK)
+        fd, self._part = temporary(folder, f".{kind}-")
+        self._file = os.fdopen(fd, "wb", BLOCK)
         self._digest = hashlib.sha256()
         self._rows = bytearray()
         self._before, self._at = b"", 0

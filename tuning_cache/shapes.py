@@ -23,6 +23,7 @@ from typing import Any
 
 FILE_MOST = 8 << 20  # bytes
 PROBLEMS_MOST = 100_000
+NUMBER_MOST = 40  # characters; YAML's 1:30 (ninety) takes time by the square of its length
 OPS = ("mm", "addmm", "bmm", "baddbmm")
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
 SCALED, GROUPED = ("scaled_mm",), ("grouped_mm",)
@@ -82,11 +83,11 @@ def read(path: Path) -> list[Shape]:
             raise ShapesError(f"{path.name} has more than {FILE_MOST} bytes")
         rows, defaults = _rows(path.suffix.lower(), data.decode("utf-8-sig"))
         found: dict[Shape, None] = {}
-        for number, row in enumerate(rows, 1):
-            for shape in _shapes(row, defaults, number):
-                found[shape] = None
-                if len(found) > PROBLEMS_MOST:
-                    raise ShapesError(f"more than {PROBLEMS_MOST} problems")
+        each = (shape for number, row in enumerate(rows, 1) for shape in _shapes(row, defaults, number))
+        for count, shape in enumerate(each, 1):
+            if count > PROBLEMS_MOST:  # also of those that are there again: a line may stand for as many
+                raise ShapesError(f"more than {PROBLEMS_MOST} problems")
+            found[shape] = None
     except OSError as e:
         raise ShapesError(f"{path} cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:
@@ -103,15 +104,19 @@ def read(path: Path) -> list[Shape]:
 def _rows(suffix: str, text: str) -> tuple[list[Any], dict]:
     if suffix == ".csv":
         try:
-            lines = list(csv.DictReader(io.StringIO(text), strict=True, skipinitialspace=True))
+            reader = csv.DictReader(io.StringIO(text), strict=True, skipinitialspace=True)
+            lines = list(reader)
         except csv.Error as e:
             raise ShapesError(f"not CSV: {e}") from None
+        _each_once([name.strip() for name in reader.fieldnames or ()])
         if any(None in line or None in line.values() for line in lines):
             raise ShapesError("a line has more or fewer fields than the line of names")
         return [{k.strip(): _plain(v) for k, v in line.items() if v.strip()} for line in lines], {}
     if suffix == ".json":
         try:
-            held = json.loads(text)
+            held = json.loads(text, object_pairs_hook=_object)
+        except ShapesError:
+            raise
         except ValueError as e:
             raise ShapesError(f"not JSON: {e}") from None
     elif suffix in (".yaml", ".yml"):
@@ -133,16 +138,49 @@ def _yaml(text: str) -> Any:
         import yaml
     except ImportError:
         raise ShapesError("YAML needs the package `pyyaml`: pip install 'flykernels[shapes]', or write JSON") from None
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is eight times as fast, where it is
+
+    class Loader(base):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+            if isinstance(node, yaml.MappingNode):  # before `<<` brings in more, which is to be overridden
+                _each_once([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return super().construct_mapping(node, deep)
+
+        def construct_yaml_int(self, node: Any) -> Any:
+            return node.value if len(node.value) > NUMBER_MOST else super().construct_yaml_int(node)
+
+        def construct_yaml_float(self, node: Any) -> Any:
+            return node.value if len(node.value) > NUMBER_MOST else super().construct_yaml_float(node)
+
+    for kind in ("int", "float"):
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", getattr(Loader, f"construct_yaml_{kind}"))
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
+    except ShapesError:
+        raise
     except (yaml.YAMLError, ValueError) as e:
         raise ShapesError(f"not YAML, or more than plain data: {' '.join(str(e).split())}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict:
+    _each_once([name for name, _ in pairs])
+    return dict(pairs)
+
+
+def _each_once(names: list[str]) -> None:
+    """ShapesError where one of them would silently go before another of the same name."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ShapesError(f"{_short(name)} is there twice")
+        seen.add(name)
 
 
 def _plain(text: str) -> Any:
     """A CSV field's value: a number, yes or no, or the text."""
     text = text.strip()
-    if text.lstrip("-").isdecimal() and len(text) < 20:
+    if text.removeprefix("-").isdecimal() and len(text) < 20:
         return int(text)
     return {"true": True, "false": False}.get(text.lower(), text)
 

@@ -20,6 +20,7 @@ import filelock
 from flykernels.codeobject import CodeObject, CodeObjectError
 
 from .entry import Entry, EntryError, Key, NewerFormat, Timing, canonical, entry_of, is_digest
+from .forks import anew_in_children
 from .layer import Found, Layer, grouped
 from .merge import merge
 from .remote import Remote
@@ -31,12 +32,19 @@ CHECKS = 16  # how often the size is looked at while as much is written as the l
 
 
 def default_directories() -> list[Path]:
-    """FLYKERNELS_CACHE_DIR (os.pathsep between several), else flykernels/ under the user's cache directory."""
-    named = os.environ.get("FLYKERNELS_CACHE_DIR")
-    if named:
-        return [Path(part).expanduser() for part in named.split(os.pathsep) if part]
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return [Path(base).expanduser() / "flykernels"]
+    """FLYKERNELS_CACHE_DIR (os.pathsep between several), else flykernels/ under the user's cache directory. Of where
+    the process is now, should it go elsewhere."""
+    named = [part for part in os.environ.get("FLYKERNELS_CACHE_DIR", "").split(os.pathsep) if part.strip()]
+    return [_absolute(part) for part in named or [f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/flykernels"]]
+
+
+def _absolute(text: str) -> Path:
+    """A place that nothing can lie in, and a warning, for the home of a user who has none (as in some containers)."""
+    try:
+        return Path(text).expanduser().absolute()
+    except (RuntimeError, OSError) as e:
+        log.warning("%s: %s Nothing is kept; FLYKERNELS_CACHE_DIR may name another place", text, e)
+        return Path(os.devnull) / text
 
 
 class Store:
@@ -56,12 +64,14 @@ class Store:
         self.directories = [Path(d) for d in directories] if directories is not None else default_directories()
         self._entries: dict[str, Entry] = {}
         self._objects: dict[str, CodeObject] = {}
-        self._mutex = threading.RLock()
+        self._mutex: threading.RLock
+        anew_in_children(self, _mutex=threading.RLock)
         self._said: set[str] = set()
         warn = lambda message: self._say(logging.WARNING, message)
         self.layers = [Layer(d, warn, notes=n == 0) for n, d in enumerate(self.directories)]
         self.remote = remote
         self.max_bytes = max_bytes
+        self.unwritten = 0  # files that could not be written to the first directory
         self._unchecked = max_bytes or 0  # bytes written since the size was looked at; at first: look at once
 
     # -- entries
@@ -129,6 +139,11 @@ class Store:
 
         any_compiler: also an entry that another compiler's artefacts are in"""
         return self._find(key, any_compiler)[0]
+
+    def place(self, key: Key) -> Path | None:
+        """The file that `newest` is from."""
+        found = self._find(key)[1]
+        return found.path if found is not None else None
 
     def newest_in_first(self, key: Key) -> Entry | None:
         """`newest` of the first directory alone, whatever compiler it is of."""
@@ -271,8 +286,8 @@ class Store:
             yield held
 
     def lock_of(self, address: str, seconds: float) -> contextlib.AbstractContextManager[bool]:
-        """`lock`, of an entry's address."""
-        return self._lock(address, seconds)
+        """`lock`, of an entry's address; who does not wait leaves what is held alone."""
+        return self._lock(address, seconds, quiet=not seconds)
 
     def folding(self, seconds: float = LOCK_SECONDS) -> contextlib.AbstractContextManager[bool]:
         """As `lock`, for who writes or removes segments: one process at a time."""
@@ -315,6 +330,8 @@ class Store:
         except OSError as e:
             folder = layer.file(kind, address).parent
             self._say(logging.WARNING, f"{folder}: cannot be written ({e.strerror}); kept in memory only")
+            with self._mutex:
+                self.unwritten += 1
         self._watch_size(len(data))
 
     def _watch_size(self, written: int) -> None:

@@ -100,6 +100,7 @@ class Workers:
         return subprocess.Popen(
             [sys.executable, "-m", "templates.gemm.workers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
+            process_group=0,  # a terminal's Ctrl-C is for whoever asked: a kernel that is being built comes to its end
         )  # fmt: skip
 
     def _ask(self, worker: subprocess.Popen, question: dict) -> tuple[bytes, str]:

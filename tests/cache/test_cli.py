@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from inductor_plugin import families, fingerprint, settings
 from inductor_plugin.cli import main
 from inductor_plugin.fingerprint import versions
-from tests.cache.making import MI350, files, fill, held
-from tuning_cache import Store
+from tests.cache.making import MI350, files, fill, held, key
+from tuning_cache import FAILED, Store, Timing
+from tuning_cache.record import CASES
 
 
 @pytest.fixture
@@ -75,6 +79,23 @@ def test_other_versions_are_refused_unless_stated(cli, tmp_path):
     assert cli("import", bundle, "--any-target", "--any-versions", directory="other").exit_code == 0
 
 
+@pytest.mark.parametrize("template", fingerprint.TEMPLATES)
+def test_this_version_takes_what_it_has_made_of_every_template(cli, tmp_path, template):
+    fill(Store([tmp_path / "cache"]), 1, **versions(template))
+    cli("export", tmp_path / "b.tar")
+    taken = cli("import", tmp_path / "b.tar", "--any-target", directory="other")
+    assert taken.exit_code == 0 and "1 entries added" in taken.output
+
+
+def test_every_template_that_keys_are_of_is_known():
+    keyed = {
+        "gemm",
+        *(module.TEMPLATE for module in families.OWN.values()),
+        *(op.split("_backward")[0] for op in CASES),
+    }
+    assert keyed == set(fingerprint.TEMPLATES)
+
+
 def test_without_torch_the_target_is_to_be_said(cli, filled, tmp_path, monkeypatch):
     cli("export", tmp_path / "b.tar")
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -112,6 +133,68 @@ def test_verify_and_prune_a_cache(cli, filled, tmp_path):
     assert "removed 2 entries" in cli("prune", "--max-size", "0B").output
     assert not list((tmp_path / "cache").glob("entries/*/*"))
     assert cli("prune", "--max-size", "many").exit_code == 2 and cli("prune", "--unused", "3").exit_code == 2
+
+
+def test_what_cannot_be_opened_is_damaged_too(cli, filled, tmp_path):
+    cli("compact")
+    settings._store.cache_clear()  # as another process sees it
+    cut, other = sorted((tmp_path / "cache" / "segments").glob("*.fks"))
+    newer = cut.with_name(cut.name.replace("-0000000", "-1000000"))
+    newer.write_bytes(b"flykernels segment 2 entries\n")
+    cut.write_bytes(cut.read_bytes()[:-1])
+    told = cli("verify")
+    assert told.exit_code == 1 and "2 damaged" in told.output and "it has no footer" in told.output
+    assert "1 damaged files" in cli("prune", "--dry-run").output and cut.exists()
+    assert "1 damaged files" in cli("prune").output
+    assert not cut.exists() and newer.exists() and other.exists()
+
+
+def test_files_that_cannot_be_read_are_said_by_verify(cli, filled, tmp_path, monkeypatch):
+    path, whole = next((tmp_path / "cache").glob("entries/*/*")), Path.open
+    denied = lambda self, *mode: (
+        whole(self, *mode) if self != path else (_ for _ in ()).throw(PermissionError(13, "denied"))
+    )
+    monkeypatch.setattr(Path, "open", denied)
+    told = cli("verify")
+    assert told.exit_code == 1 and "denied" in told.output and "1 damaged" in told.output
+
+
+def test_names_and_reasons_are_printed_as_they_are(cli, tmp_path):
+    """Brackets are no styles, colons no emoji, and half a surrogate is no traceback."""
+    store, why = Store([tmp_path / "a[/b]c"]), "OSError: [/usr/lib] is :heart: [red]x"
+    wrong = Timing("flykernels [bold]w", FAILED, {"t": 2}, None, f"{why} \udcff")
+    named = replace(key(), op="[/red]mm")
+    store.update(
+        named, lambda e: replace(e.with_timing(wrong).with_timing(Timing("aten \ud800", 3.0)), winner="aten \ud800")
+    )
+    assert "[/red]mm" in cli("list", directory="a[/b]c").output and "a[/b]c" in cli("list", directory="a[/b]c").output
+    shown = cli("show", named.digest, directory="a[/b]c").output
+    assert why in shown and "flykernels [bold]w" in shown and r"\udcff" in shown
+    page = tmp_path / "page.html"
+    told = CliRunner().invoke(main, ["report", str(page)], catch_exceptions=False)
+    assert told.exit_code == 0 and "[/red]mm" in told.output and "aten \\ud800" in page.read_text()
+    store.update(replace(key(2), op="\x1b[2J"), lambda e: e)
+    assert r"\x1b[2J" in (listed := cli("list", directory="a[/b]c").output) and "\x1b" not in listed
+    told = CliRunner().invoke(main, ["explain", "mm", "--m", "1", "--n", "8", "--k", "8", "--dtype", "[/f32]"])
+    assert told.exit_code == 1 and "'[/f32]'" in told.output
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "", "1e3", "-1"])
+def test_sizes_that_are_none(cli, text):
+    assert cli("prune", f"--max-size={text}").exit_code == 2
+
+
+def test_what_is_refused_moves_no_cursor(cli, tmp_path):
+    fill(Store([tmp_path / "cache"]), 1, target={"arch": "\x1b[31m"})
+    cli("export", tmp_path / "b.tar")
+    for told in (cli("verify", tmp_path / "b.tar"), cli("import", tmp_path / "b.tar", directory="other")):
+        assert r"arch \x1b[31m" in told.output and "\x1b" not in told.output
+
+
+def test_digits_that_are_no_numbers(cli, filled, tmp_path):
+    cli("export", tmp_path / "b.tar")
+    for text in ("²", "1" * 5000):
+        assert "is refused: entry" in cli("verify", tmp_path / "b.tar", "--target", f"compute_units={text}").output
 
 
 def test_compact(cli, filled, tmp_path):

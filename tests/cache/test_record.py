@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inductor_plugin import settings as of_user
 from templates.gemm.problem import GemmProblem
 from templates.scaled_gemm.problem import ScaledGemmProblem
 from tuning_cache import Key, record
@@ -96,6 +97,32 @@ def test_half_lines_are_passed_over(tmp_path):
         path.write_bytes(whole[:cut])
         misses, torn = read(path)
         assert len(misses) == 1 and torn == 1
+
+
+def test_a_record_that_begins_with_half_a_line_is_one(tmp_path):
+    path = tmp_path / "misses"
+    path.write_bytes(b'{"format":1,"op":"m')  # its process died, or the disk was full
+    note(key(1), str(path))
+    note(key(2), str(path))
+    misses, torn = read(path)
+    assert record.is_record(path) and torn == 1 and [m.sizes["m"] for m in misses] == [1, 2]
+
+
+def test_processes_that_reach_the_limit_together_leave_a_record_that_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "FILE_MOST", 2000)
+    path = tmp_path / "misses"
+    text = line()
+    path.write_text(text * (record.FILE_MOST // len(text) + 2))
+    assert path.stat().st_size > record.FILE_MOST and record.is_record(path) and len(read(path)[0]) == 1
+    note(key(3), str(path))
+    assert len(read(path)[0]) == 1
+
+
+def test_a_home_in_the_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FLYKERNELS_RECORD", "~/misses")
+    of_user.missed(key())
+    assert len(read(tmp_path / "misses")[0]) == 1
 
 
 def line(**changes):
@@ -187,8 +214,8 @@ def test_refused_with_a_reason(tmp_path, number):
 
 
 def test_too_large_or_not_there(tmp_path):
-    (tmp_path / "misses").write_bytes(b" " * (9 << 20))
-    with pytest.raises(RecordError, match="more than 8388608 bytes"):
+    (tmp_path / "misses").write_bytes(b" " * (13 << 20))
+    with pytest.raises(RecordError, match="more than 12582912 bytes"):
         read(tmp_path / "misses")
     with pytest.raises(RecordError, match="cannot be read"):
         read(tmp_path / "none")

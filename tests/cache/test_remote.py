@@ -15,6 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from click.testing import CliRunner
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from inductor_plugin import settings
@@ -57,7 +58,7 @@ class Broken(MemoryFileSystem):
     def pipe_file(self, path, value, **kwargs):
         self.cat_file(path)
 
-    def exists(self, path, **kwargs):
+    def size(self, path):
         self.cat_file(path)
 
 
@@ -141,8 +142,33 @@ def test_nothing_damaged_forged_or_too_large_is_taken(tmp_path, caplog, monkeypa
     assert store(tmp_path / "four", f"file://{far}").load(digest) is None
 
 
+def test_half_an_object_there_is_written_again(tmp_path):
+    far = f"memory://bucket{next(number)}"
+    made = fill(one := store(tmp_path / "one", far), 1)
+    written(one)
+    there, root = fsspec.core.url_to_fs(far)
+    name = f"{root}/{remote._object_name(made[0].best().artefact)}"
+    there.pipe_file(name, there.cat_file(name)[:100])
+    assert store(tmp_path / "two", far).load(made[0].best().artefact) is None
+    one.add(code(1))
+    written(one)
+    assert store(tmp_path / "three", far).load(made[0].best().artefact) == code(1)
+
+
+def test_a_full_disk_there_leaves_no_half_file(tmp_path, monkeypatch):
+    def full(self, path, value, **_):
+        Path(path).write_bytes(value[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LocalFileSystem, "pipe_file", full)
+    fill(one := store(tmp_path / "one", f"file://{tmp_path}/far"), 1)
+    assert one.remote.flush(30) and one.remote.failures
+    assert not [p for p in (tmp_path / "far").rglob("*") if p.is_file()]
+
+
 @pytest.mark.parametrize("bad", ["nonsense://x", "broken://x", "file:///proc/none", "http://127.0.0.1:9/x", "::::"])
-def test_offline_is_a_miss_and_said_once(tmp_path, bad, broken, caplog):
+def test_offline_is_a_miss_and_said_once(tmp_path, bad, broken, caplog, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # fsspec takes some of it to be names of files
     with caplog.at_level(logging.WARNING):
         here = store(tmp_path, bad)
         made = fill(here, 2)
@@ -217,10 +243,16 @@ def test_settings_and_the_command_line(tmp_path, monkeypatch):
     assert run("cache", "push").exit_code == 1
     done = run("--remote", far, "cache", "push")
     assert done.exit_code == 0 and "2 entries" in done.output
+    waits: list[float] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Remote, "flush", lambda self, seconds: not waits.append(seconds))
+        run("--remote", far, "cache", "push", "--wait", "9s")
+    assert 9 > waits[0] > waits[1]  # of all entries together
     monkeypatch.setenv("FLYKERNELS_REMOTE", far)
     monkeypatch.setenv("FLYKERNELS_CACHE_DIR", str(tmp_path / "two"))
     monkeypatch.setenv("FLYKERNELS_REMOTE_WRITE", "0")
     monkeypatch.setenv("FLYKERNELS_REMOTE_TIMEOUT", "0.5")
+    assert "is only read" in (pushed := run("cache", "push")).output and pushed.exit_code == 1
     found = settings.store()
     assert (found.remote.writes, found.remote.timeout) == (False, 0.5) and found.lookup(key(1)).winner
     monkeypatch.setenv("FLYKERNELS_REMOTE_TIMEOUT", "soon")

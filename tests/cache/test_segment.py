@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from tests.cache.making import bundle, code, files, fill, held, key
 from tuning_cache import Store, Timing, export, fold, import_, prune, segment
 from tuning_cache.bringing import SEGMENTS_MOST
-from tuning_cache.prune import STALE_SECONDS, YOUNG_SECONDS
+from tuning_cache.layer import Layer
+from tuning_cache.prune import STALE_SECONDS, YOUNG_SECONDS, _Pruning
 
 HOUR = segment.HOUR
 
@@ -220,6 +222,65 @@ def test_an_entry_in_a_segment_that_is_being_tuned_stays(tmp_path):
         other.start()
         other.join()
     assert [k.digest for k in Store([tmp_path]).all_keys()] == [made[0].key.digest]
+
+
+@pytest.mark.parametrize("seconds", [-5e6, 4e12])
+def test_files_of_a_clock_that_was_wrong_are_folded(tmp_path, seconds, monkeypatch):
+    fill(Store([tmp_path]), 3)
+    monkeypatch.setattr(
+        sys.modules["tuning_cache.fold"], "_changed", lambda path: seconds
+    )  # not every file system takes such times
+    assert fold(Store([tmp_path])).files == 6
+    assert all(Store([tmp_path]).lookup(key(n)) for n in (1, 2, 3)) and fold(Store([tmp_path])).entries == 3
+
+
+@pytest.mark.parametrize("work", [prune, fold])
+def test_what_is_imported_meanwhile_is_no_surprise(tmp_path, work, monkeypatch):
+    """Where locks do not hold, or another process is at it."""
+    path, every = bundle(tmp_path, count=3), Layer.every
+    fill(Store([tmp_path / "here"]), 1)
+
+    def late(self, kind):
+        monkeypatch.setattr(Layer, "every", every)
+        import_(Store([tmp_path / "here"]), path)
+        return every(self, kind)
+
+    monkeypatch.setattr(Layer, "every", late)
+    work(Store([tmp_path / "here"]))
+    assert all(Store([tmp_path / "here"]).lookup(key(n)) for n in (1, 2, 3))
+
+
+def test_what_is_written_while_files_are_folded_is_not_lost(tmp_path, monkeypatch):
+    """Between the reading of a file and its removal, however coarse the file system's clock is."""
+    fill(Store([tmp_path]), 2)
+    first = min(key(1), key(2), key=lambda k: k.digest)
+    is_locked = Store.is_locked
+
+    def late(self, address):
+        monkeypatch.setattr(Store, "is_locked", is_locked)
+        path = self.layers[0].file("entries", first.digest)
+        before = path.stat().st_mtime_ns
+        Store([tmp_path]).update(first, lambda e: e.with_timing(Timing("aten late", 1.0)))
+        os.utime(path, ns=(before, before))
+        return is_locked(self, address)
+
+    monkeypatch.setattr(Store, "is_locked", late)
+    fold(Store([tmp_path]))
+    assert "aten late" in Store([tmp_path]).lookup(first).timings
+
+
+def test_what_was_damaged_and_is_written_anew_is_not_pruned(tmp_path, monkeypatch):
+    fill(Store([tmp_path]), 1)
+    path = Store([tmp_path]).layers[0].file("entries", key(1).digest)
+    path.write_text("{")
+    named = _Pruning._named
+
+    def late(self, found):
+        fill(Store([tmp_path]), 1)
+        return named(self, found)
+
+    monkeypatch.setattr(_Pruning, "_named", late)
+    assert prune(Store([tmp_path])).damaged == 0 and Store([tmp_path]).lookup(key(1)).winner
 
 
 def test_what_a_killed_fold_has_left_goes(tmp_path):

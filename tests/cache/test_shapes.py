@@ -86,6 +86,14 @@ BAD = {
     "d.csv": ("m,n,k\n1,=cmd,3\n", "n is '=cmd'"),
     "e.csv": ("m,n,k\n1," + "9" * 200_000 + ",3\n", "not CSV|n is"),
     "f.csv": ("", "names no problem"),
+    "g.csv": ("m,n,k\n1,--5,3\n", "n is '--5'"),
+    "h.csv": ("m,n,k, m\n1,2,3,4\n", "'m' is there twice"),
+    "x.json": ('[{"m": 1, "n": 1, "k": 1, "m": 16}]', "'m' is there twice"),
+    "f.yaml": ("- {m: 1, n: 1, k: 1, m: 16}", "'m' is there twice"),
+    "g.yaml": ("defaults: {k: 1, k: 2}\nshapes: [{m: 1, n: 1}]", "'k' is there twice"),
+    "h.yaml": ("- {m: 1, k: 1, n: 1" + ":1" * 1_000_000 + "}", "n is '1:1"),
+    "i.yaml": ("- {m: 1, k: 1, n: 1" + ":1" * 1000 + ".5}", "n is '1:1"),
+    "j.yaml": (f"- &a {{m: {[1] * 300}, n: {[1] * 300}, k: 1}}\n" + "- *a\n" * 1000, "more than 100000 problems"),
 }
 
 
@@ -94,6 +102,11 @@ def test_refused_with_a_reason(file, name):
     text, reason = BAD[name]
     with pytest.raises(ShapesError, match=reason):
         read(file(name, text))
+
+
+def test_what_yaml_says_with_anchors_is_taken(file):
+    text = "- &a {op: mm, m: 1, n: 8, k: 4}\n- {<<: *a, m: 16}\n- {<<: [*a, *a], n: 0x10}\n"
+    assert [(s.m, s.n) for s in read(file("s.yaml", text))] == [(1, 8), (16, 8), (1, 16)]
 
 
 def test_files_that_are_too_large_or_not_there(file, tmp_path):

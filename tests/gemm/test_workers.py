@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,6 +54,25 @@ def test_a_worker_that_dies_is_replaced():
         worker.wait()
         pool._idle.put(worker)
         assert pool.build(P, CONFIGS[0].key(), "gfx950").entry == "gemm"
+
+
+INTERRUPTED = """
+import os, signal
+from templates.gemm.problem import GemmProblem
+from templates.gemm.workers import Workers
+signal.signal(signal.SIGINT, lambda *_: None)
+with Workers(1) as pool:
+    pool.start()
+    before = pool.pids()
+    os.killpg(0, signal.SIGINT)
+    assert pool.candidates(GemmProblem(128, 256, "bf16", "bf16"), "gfx950")[0] and pool.pids() == before
+"""
+
+
+def test_ctrl_c_in_a_terminal_is_not_for_the_workers():
+    root = Path(__file__).parents[2]
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=root, start_new_session=True, capture_output=True)
+    assert run.returncode == 0 and b"KeyboardInterrupt" not in run.stderr
 
 
 def test_threads_of_one_process_may_build_too():

@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from inductor_plugin import devices, fleet, warmup, warmup_asked
+from inductor_plugin.fingerprint import versions
 from inductor_plugin.fleet import FleetMeasuring, RayWorkers
 from templates.gemm.workers import BuildFailed
 from tuning_cache import Key, Store
@@ -69,6 +70,12 @@ def test_what_a_task_says_is_told(tmp_path):
     other = RayWorkers("auto", lambda question: (["another"], b"code", b""))
     with pytest.raises(BuildFailed, match="other templates"):
         other.build(problem.problem, {}, "x86")
+
+    compiler = RayWorkers("auto", lambda question: ([d[:64] + " another" for d in fleet.digests()], b"code", b""))
+    with pytest.raises(BuildFailed, match="MLIR"):
+        compiler.build(problem.problem, {}, "x86")
+    templates = {versions(name)["templates"] for name in ("gemm", "scaled_gemm", "grouped_gemm")}
+    assert templates <= {d[:64] for d in fleet.digests()}
 
     def dies(question):
         import os

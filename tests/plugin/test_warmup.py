@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 from torch._inductor.utils import clear_caches
 
-from inductor_plugin import devices, kernels, requests, settings, wanted, warmup
+from inductor_plugin import devices, kernels, measuring, requests, settings, wanted, warmup, warmup_asked
 from inductor_plugin.cli import main
 from inductor_plugin.counters import counters
 from inductor_plugin.measuring import Measuring
@@ -174,6 +174,40 @@ def test_stopped_and_resumed(tmp_path, few):
     assert second.tally == warmup.Tally(known=work.tally.compiled, compiled=work.tally.left)
     assert len(set(built)) == len(built) == 6
     assert run(tmp_path, shapes, lambda *_: pytest.fail("compiled again")).tally == warmup.Tally(known=6)
+
+
+class Pool:
+    """Compiles in no time, in this process."""
+
+    count, began = 1, (0.0, 0.0)
+    __enter__ = __exit__ = lambda *_: None
+
+    def build(self, problem, config, target):
+        return code(config["rank"])
+
+
+def told(own_caches, few, **options):
+    """(exit code, what was printed) of a warmup of one product for the CPU."""
+    console = Console(file=io.StringIO(), width=200)
+    asked = warmup_asked.from_shapes([Shape("mm", 1, 8, 8, dtype="f32", bias="none")], ["x86"])
+    return warmup.run(asked, Pool(), console=console, **options), console.file.getvalue()
+
+
+def test_stopped_while_it_measures(own_caches, few, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "lower", stopped)
+    exit_code, text = told(own_caches, few)
+    assert exit_code == 130 and "3 compiled" in text
+    assert "stopped: problems are left to measure; run it again to go on" in text
+
+
+def test_a_cache_that_cannot_be_written_is_no_success(own_caches, few, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FLYKERNELS_CACHE_DIR", str(tmp_path / "file"))
+    exit_code, text = told(own_caches, few, compile_only=True)
+    assert exit_code == 1 and "files could not be written: what they hold is lost" in text
 
 
 def test_what_fails_is_said_and_tried_again(tmp_path, few):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import socket
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from inductor_plugin import report, report_page, settings
 from inductor_plugin.cli import main
@@ -46,6 +49,21 @@ def test_where_an_entry_is_from(tmp_path):
     assert origins == {"imported"}
     mixed = {line.origin for line in report.collect(layered, 100).lines}
     assert mixed == {"made here", f"layer {tmp_path / 'here'}"}
+
+
+@pytest.mark.parametrize("ours, aten", [(1e-300, 1e300), (0.0, 5.0), (5e-324, 1.7e308), (3.0, 5.0)])
+@pytest.mark.parametrize("odd", [{"m": 10**400}, {"m": [1], "batch": {}}, {"dtype": ["x"]}, {"m_hint": {}}])
+def test_one_odd_entry_spoils_no_report(tmp_path, odd, ours, aten):
+    store = cache(tmp_path / "c")
+    usual = put(store, Shape("mm", 3, 64, 32, "f32"), "x86", CPU, [timing("aten mm", 1.0)], "aten mm")
+    times = {t.name: t for t in (timing("flykernels t", ours), timing("aten mm", aten))}
+    for problem in (odd, {}):
+        key = replace(usual, problem={**usual.problem, "n": 640, **problem})
+        store.update(key, lambda e: replace(e, winner="flykernels t", timings=times))
+    found = report.collect(store, 100)
+    assert found.problems == 9
+    report.show(found, Console(file=io.StringIO()))
+    assert "flykernels report" in report_page.page(replace(found, lines=found.lines[:2]))
 
 
 def test_the_command(tmp_path, monkeypatch):
