@@ -143,6 +143,8 @@ class Program:
                 self.bound.append(self._bind(i))
             except UnknownInstruction as e:
                 unknown.setdefault(i.name, str(e))
+            except (LookupError, AttributeError, TypeError, ValueError) as e:
+                unknown.setdefault(i.name, f"{i.where}: {i.text}: operands that cannot be read ({e})")
         if unknown:
             names = ", ".join(sorted(unknown))
             raise UnknownInstruction(f"unknown to the simulator: {names}\n  " + "\n  ".join(unknown.values()))

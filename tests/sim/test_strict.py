@@ -4,9 +4,9 @@ and code that has no end says so."""
 import numpy as np
 import pytest
 
-from flykernels.sim import BadArguments, BadCodeObject, UnknownInstruction
+from flykernels.sim import BadArguments, BadCodeObject, UnknownInstruction, run_on_sim
 
-from .asm_kernel import POINTER, run, words
+from .asm_kernel import POINTER, kernel, run, words
 from .vectors import vector
 
 STORE = "\nglobal_store_dword v1, v2, s[4:5]"
@@ -97,10 +97,6 @@ def test_whole_quads(mask, want):
 # -- code and launches without an end
 @pytest.mark.parametrize("body", ["s_branch out\ns_nop 0\nout:", "s_nop 0"])
 def test_code_that_runs_past_its_end(body):
-    from flykernels.sim import run_on_sim
-
-    from .asm_kernel import kernel
-
     with pytest.raises(BadCodeObject, match="s_endpgm is missing"):
         run_on_sim(kernel(body).replace("s_endpgm", ""), [words(1)])
 
@@ -124,3 +120,34 @@ def test_huge_grids():
 def test_addresses_that_are_none(args, message):
     with pytest.raises(BadArguments, match=message):
         run("s_nop 0", args)
+
+
+# -- damaged text
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("        .size: 8\n", ""),
+        ("        .value_kind: global_buffer\n", ""),
+        ("    .name: k\n", ""),
+        ("      - .offset: 0\n", "      - .offset: x\n"),
+        ("kernarg_segment_size: 8", "kernarg_segment_size: 8,"),
+        ("  - .args:\n", ""),
+        (".amdhsa_user_sgpr_count 2", ".amdhsa_user_sgpr_count ,"),
+        ("s_nop 0", "s_mov_b32 s1, 01x"),
+    ],
+)
+def test_damaged_text(old, new):
+    text = kernel("s_nop 0")
+    assert old in text
+    with pytest.raises((BadCodeObject, UnknownInstruction)):
+        run_on_sim(text.replace(old, new), [words(1)])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["ds_read_b32 v1", "global_load_dword v1", "v_add_u32 v1", "s_add_u32 s1", "v_mfma_f32_16x16x32_bf16 v[8:11]",
+     "buffer_load_dword", "v_cmp_eq_u32", "v_cndmask_b32 v1", "s_cbranch_scc0", "s_getreg_b32 s1", "ds_swizzle_b32"],
+)  # fmt: skip
+def test_missing_operands(line):
+    with pytest.raises(UnknownInstruction, match=line.split()[0]):
+        run(line, [words(1)])
