@@ -11,6 +11,7 @@ import click
 import numpy as np
 from rich.console import Console
 
+from .convert import bf16_bits
 from .errors import SimulatorError
 from .findings import Finding, Waiver, failing
 from .load import load
@@ -32,8 +33,8 @@ class Argument(click.ParamType):
     def convert(self, value, param, ctx):
         try:
             return parse_argument(value)
-        except (ValueError, OSError) as e:
-            self.fail(str(e), param, ctx)
+        except (ValueError, OSError, OverflowError, MemoryError, EOFError) as e:
+            self.fail(f"{value}: {e}", param, ctx)
 
 
 def parse_argument(text: str):
@@ -48,6 +49,8 @@ def parse_argument(text: str):
     if m := re.fullmatch(r"([-+.\w]+):(\w+)", text):
         if m[2] not in TYPES:
             raise ValueError(f"{text}: no type {m[2]}; types are {', '.join(TYPES)}")
+        if m[2] == "bf16":
+            return np.uint16(bf16_bits(np.array([float(m[1])], np.float32))[0])
         number: Any = float(m[1]) if m[2].startswith("f") else int(m[1], 0)
         return TYPES[m[2]](number)
     try:
@@ -159,7 +162,7 @@ def sim(
             Path(file), list(arguments), grid, check, entry, waivers, workgroups=workgroups or None,
             outputs=outputs or None, **options,
         )  # fmt: skip
-    except (SimulatorError, ValueError) as e:
+    except (SimulatorError, ValueError, OSError) as e:
         out.print(f"error: {e}", markup=False)
         sys.exit(2)
     for f in result.findings:
@@ -169,18 +172,22 @@ def sim(
         f"{result.kernel}: {c.instructions} wave-instructions of {c.waves} waves in {c.seconds:.2f} s "
         f"({c.rate:.0f}/s), {describe(result.findings)}", markup=False,
     )  # fmt: skip
-    if profiled or timeline:
-        from .report import profile
+    try:
+        if profiled or timeline:
+            from .report import profile
 
-        report = profile(Path(file), list(arguments), grid, entry=entry, check=False, **options)
-        if profiled:
-            out.print("\n".join(report.lines()), markup=False)
-        if timeline:
-            from .timeline import draw
+            report = profile(Path(file), list(arguments), grid, entry=entry, check=False, **options)
+            if profiled:
+                out.print("\n".join(report.lines()), markup=False)
+            if timeline:
+                from .timeline import draw
 
-            out.print(f"timeline (simulated): {draw(report, timeline)}", markup=False)
-    if save:
-        _save(save, arguments)
+                out.print(f"timeline (simulated): {draw(report, timeline)}", markup=False)
+        if save:
+            _save(save, arguments)
+    except (ValueError, OSError, ImportError) as e:
+        out.print(f"error: {e}", markup=False)
+        sys.exit(2)
     sys.exit(0 if result.ok else 1)
 
 

@@ -16,8 +16,9 @@ from .arithmetic import class_f32, fma32
 from .asm import EXEC, VCC, Instruction, Operand
 from .double import class_f64, fma64
 from .half import class_f16
-from .operands import Binder, bad, mask_reader, mask_writer
+from .operands import Binder, Writer, bad, mask_reader, mask_writer, refuse
 from .state import LANES, Group, pack_mask
+from .valu import sdwa_writer, with_output_modifiers
 
 U32, U64, F32, F64 = np.uint32, np.uint64, np.float32, np.float64
 VCC_OPERAND = Operand("s", VCC, 2)
@@ -48,9 +49,14 @@ CONDITIONS: dict[str, Callable] = {
 def bind(i: Instruction, b: Binder) -> Callable[[Group], None] | None:
     name = i.name.removesuffix("_sdwa").removesuffix("_dpp")
     if name.startswith(("v_cmp_", "v_cmpx_")):
+        refuse(i, "clamp", "op_sel")
         return _compare(i, b, name)
     maker = OTHERS.get(name)
-    return None if maker is None else maker(i, b)
+    if maker is None:
+        return None
+    if not name.startswith(("v_div_fmas", "v_div_fixup")):
+        refuse(i, "clamp", "mul", "div", "op_sel")
+    return maker(i, b)
 
 
 def _sources(i: Instruction, b: Binder, operands, kinds) -> list:
@@ -90,8 +96,6 @@ def _cndmask(i: Instruction, b: Binder) -> Callable[[Group], None]:
     mask = mask_reader(i.operands[3]) if len(i.operands) > 3 else mask_reader(VCC_OPERAND)
     ra, rb = _sources(i, b, i.operands[1:3], ("u32", "u32"))
     if i.name.endswith("_sdwa"):
-        from .valu import sdwa_writer
-
         write = sdwa_writer(i, b, "u32")
     else:
         write = b.writer(i.operands[0], "u32")
@@ -200,9 +204,15 @@ def _scale_for(t: Wide):
     return make
 
 
+def _modified(i: Instruction, b: Binder, t: Wide) -> Writer:
+    """Writes a result with the output multiplier and clamp: compilers fold x / y clamped to [0, 1] so."""
+    write, modify = b.writer(i.operands[0], t.kind), with_output_modifiers(i, t.kind, lambda x: x)
+    return lambda g, x: write(g, modify(x))
+
+
 def _fmas_for(t: Wide):
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
-        write, vcc = b.writer(i.operands[0], t.kind), mask_reader(VCC_OPERAND)
+        write, vcc = _modified(i, b, t), mask_reader(VCC_OPERAND)
         readers = [b.typed(o, t.kind) for o in i.operands[1:4]]
 
         def run(g: Group) -> None:
@@ -222,7 +232,7 @@ def _fmas_for(t: Wide):
 
 def _fixup_for(t: Wide):
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
-        write = b.writer(i.operands[0], t.kind)
+        write = _modified(i, b, t)
         readers = [b.typed(o, t.kind) for o in i.operands[1:4]]
         infinity = t.dtype(np.inf)
 

@@ -286,7 +286,8 @@ class Decoder:
         """The truth table takes the places of abs (bits 10:8 are 5:3? of it), omod and neg."""
         value = bits(w2, 28, 27) << 6 | bits(w, 10, 8) << 3 | bits(w2, 31, 29)
         plain = [x.lstrip("-").strip("|") if x.startswith(("-v", "-s", "-|", "|")) else x for x in out]
-        return f"{name} {', '.join(plain)} bitop3:{value:#x}", 8
+        select = f" op_sel:[{','.join(str(w >> 11 + k & 1) for k in range(4))}]" if bits(w, 14, 11) else ""
+        return f"{name} {', '.join(plain)} bitop3:{value:#x}{select}", 8
 
     def _vop3p(self, w: int, at: int) -> tuple[str, int]:
         op, w2 = bits(w, 22, 16), self.word(at + 4)

@@ -21,6 +21,7 @@ KINDS = {
     "misaligned": "error",
     "exec-not-full": "error",  # at an instruction that needs all lanes
     "mfma-hazard": "error",  # too few wait states between a matrix instruction and a dependent one
+    "wait-states": "error",  # too few between two other instructions that the hardware does not interlock
     "barrier-divergence": "error",
     "uninitialised-lds": "error",
     "uninitialised-memory": "error",

@@ -1,23 +1,24 @@
-"""Static checks over the control flow: wait states that a matrix instruction needs, and registers that nothing sets.
+"""Static checks over the control flow: wait states between instructions, and registers that nothing sets.
 
-The hardware does not interlock a matrix instruction's result against other readers, so compilers keep instructions (or
-s_nop) between. The numbers are those that LLVM's hazard recogniser keeps on gfx950, read off its output: a result of a
-matrix instruction of p passes (4 cycles each) may be read by anything but an accumulator input after p + 4 wait states,
-likewise overwritten; a vector ALU result may be a matrix operand after 2. An instruction is one wait state, s_nop n is
-n + 1.
+The hardware does not interlock these, so compilers keep instructions (or s_nop) between. The numbers are those that
+LLVM's hazard recogniser keeps on gfx950, read off its output: a result of a matrix instruction of p passes (4 cycles
+each) may be read or overwritten after p + 4 wait states, by an accumulator input at once if it is exactly that result
+and after p + 2 if it overlaps it; a vector ALU result may be a matrix operand after 2. The rules between other
+instructions are in `others`. An instruction is one wait state, s_nop n is n + 1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from . import matrix
-from .asm import EXEC, Instruction
+from .asm import EXEC, Instruction, Operand
 from .findings import Collector
-from .program import BRANCH, END, Program, touched
+from .program import BRANCH, END, Program, keys, touched
 from .smem import sgpr_key
+from .wait_states import others
 
-AFTER_PASSES, VALU_TO_MATRIX = 4, 2
+AFTER_PASSES, AFTER_OVERLAP, VALU_TO_MATRIX = 4, 2, 2
 # matrix cycles per instruction (rocm-libraries, "origami" hardware table; traces of an MI350X agree where they have
 # them)
 CYCLES = {
@@ -45,82 +46,89 @@ def matrix_cycles(i: Instruction) -> int:
     return 64 if name.startswith("32x32") else 32
 
 
-@dataclass
-class _Need:
-    """Registers that may not be touched until so many wait states have passed."""
-
-    registers: frozenset[int]
-    states: int
-    source: int
-    matrix: bool
+Clash = tuple[Iterable[int], int]  # registers, and the wait states that they need
+Judge = Callable[[Instruction, frozenset[int], frozenset[int]], Iterable[Clash]]  # of (instruction, read, written)
 
 
 def check_hazards(program: Program, entry: int, collector: Collector) -> None:
-    """Reports "mfma-hazard" and "uninitialised-register" findings."""
-    instructions = program.code.instructions
-    facts = [touched(i, program.registers) for i in instructions]
-    _matrix_hazards(program, facts, collector)
+    """Reports "mfma-hazard", "wait-states" and "uninitialised-register" findings."""
+    facts = [touched(i, program.registers) for i in program.code.instructions]
+    has_matrix = any(matrix.is_matrix(i.name) for i in program.code.instructions)
+    for k, i in enumerate(program.code.instructions):
+        is_matrix, written = matrix.is_matrix(i.name), facts[k][1]
+        results = frozenset(r for r in written if r >= 0)
+        if has_matrix and results and i.name.startswith("v_"):
+            judge = _after_matrix(program, i, results) if is_matrix else _before_matrix(program)
+            most = matrix_cycles(i) // 4 + AFTER_PASSES if is_matrix else VALU_TO_MATRIX
+            _follow(program, facts, k, results, most, judge, "mfma-hazard", collector)
+        if written and not is_matrix:
+            _follow(program, facts, k, written, *others(program, i, written), "wait-states", collector)
     _uninitialised(program, entry, facts, collector)
 
 
-def _inputs(program: Program, i: Instruction) -> set[int]:
+def _registers(program: Program, o: Operand, count: int) -> frozenset[int]:
+    return frozenset(keys(o, count, program.registers))
+
+
+def _inputs(program: Program, i: Instruction) -> frozenset[int]:
     """Registers of a matrix instruction's A and B."""
-    found: set[int] = set()
-    for o, count in matrix.sources(i):
-        if o.kind == "v":
-            first = program.registers.index(o.index)
-            found.update(range(first, first + count))
-    return found
+    return frozenset().union(*(_registers(program, o, count) for o, count in matrix.sources(i)))
 
 
-def _matrix_hazards(program: Program, facts, collector: Collector) -> None:
-    instructions = program.code.instructions
-    has_matrix = any(matrix.is_matrix(i.name) for i in instructions)
-    if not has_matrix:
-        return
-    for k, i in enumerate(instructions):
-        is_matrix = matrix.is_matrix(i.name)
-        if not (is_matrix or i.name.startswith("v_")):
-            continue
-        written = frozenset(r for r in facts[k][1] if r >= 0)
-        if not written:
-            continue
-        states = matrix_cycles(i) // 4 + AFTER_PASSES if is_matrix else VALU_TO_MATRIX
-        _follow(program, facts, _Need(written, states, k, is_matrix), k + 1, collector)
+def _accumulator(program: Program, i: Instruction) -> frozenset[int]:
+    return _registers(program, i.operands[3], i.operands[3].count)
 
 
-def _follow(program: Program, facts, need: _Need, start: int, collector: Collector) -> None:
-    """Walks every path from a writer for as long as its hazard lasts."""
-    todo = [(start, 0, need.registers)]
+def _after_matrix(program: Program, first: Instruction, results: frozenset[int]) -> Judge:
+    """Who may touch a matrix instruction's results when."""
+    passes = matrix_cycles(first) // 4
+
+    def judge(i: Instruction, read: frozenset[int], written: frozenset[int]) -> Iterable[Clash]:
+        if not matrix.is_matrix(i.name):
+            return [(read | written, passes + AFTER_PASSES)]
+        c = _accumulator(program, i)  # exactly the result is forwarded
+        return [(_inputs(program, i), passes + AFTER_PASSES), (c if c != results else (), passes + AFTER_OVERLAP)]
+
+    return judge
+
+
+def _before_matrix(program: Program) -> Judge:
+    def judge(i: Instruction, read: frozenset[int], written: frozenset[int]) -> Iterable[Clash]:
+        return [(_inputs(program, i) | _accumulator(program, i), VALU_TO_MATRIX)] if matrix.is_matrix(i.name) else []
+
+    return judge
+
+
+def _follow(
+    program: Program, facts, source: int, registers: frozenset[int], most: int, judge: Judge, kind: str,
+    collector: Collector,
+) -> None:  # fmt: skip
+    """Walks every path from a writer of registers for as long as a hazard may last: `most` wait states."""
+    todo = [(source + 1, 0, registers)]
     bound = program.bound
     while todo:
-        at, passed, registers = todo.pop()
-        while passed < need.states and at < len(bound) and registers:
+        at, passed, live = todo.pop()
+        while passed < most and at < len(bound) and live:
             i = bound[at].instruction
             read, written = facts[at]
-            if matrix.is_matrix(i.name):
-                clash = registers & _inputs(program, i)  # the accumulator is forwarded
-            elif need.matrix:
-                clash = registers & (read | written)
-            else:
-                clash = frozenset()
-            if clash:
-                first = bound[need.source].instruction
-                names = ", ".join(program.registers.name(r) for r in sorted(clash)[:4])
+            found = [(live & frozenset(r), states) for r, states in judge(i, read, written) if passed < states]
+            if clash := next(((r, states) for r, states in found if r), None):
+                first = bound[source].instruction
+                names = ", ".join(program.registers.name(r) for r in sorted(clash[0])[:4])
                 collector.add(
-                    "mfma-hazard",
-                    f"touches {names} {passed} wait states after {first.where}: {first.text}; {need.states} needed: "
-                    f"add s_nop {need.states - passed - 1}",
-                    i, at, need.source,
+                    kind,
+                    f"touches {names} {passed} wait states after {first.where}: {first.text}; {clash[1]} needed: "
+                    f"add s_nop {clash[1] - passed - 1}",
+                    i, at, source,
                 )  # fmt: skip
                 break
-            registers = registers - written
+            live = live - written
             passed += i.operands[0].index + 1 if i.name == "s_nop" else 1
             if bound[at].kind == END:
                 break
             if bound[at].kind == BRANCH:
                 if bound[at].taken is not None:
-                    todo.append((at + 1, passed, registers))
+                    todo.append((at + 1, passed, live))
                 at = bound[at].target
             else:
                 at += 1

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from .asm import EXEC
 from .errors import BadArguments
 from .kernel import USER_SGPRS, KernelArgument, KernelInfo
 from .memory import Memory, as_array, place
-from .state import LANE, LANES, Group
+from .state import LANE, LANES, POISON, Group, pack_mask
 
 
 class Launch:
@@ -87,8 +88,11 @@ class Launch:
 
     # -- registers
     def start(self, g: Group, group_ids: list[tuple[int, int, int]]) -> None:
-        """Sets the initial registers of a group of waves."""
+        """Sets the initial registers of a group of waves. Those that the launch does not set hold poison, as hardware
+        leaves there what other kernels did: a kernel that needs them to be 0 must come out wrong."""
         kernel, s = self.kernel, 0
+        g.V[...] = POISON
+        g.S[:EXEC] = int(POISON)
         values = {
             "dispatch_ptr": self.packet.base,
             "queue_ptr": self.queue.base,
@@ -121,13 +125,11 @@ class Launch:
         size = self.block[0] * self.block[1] * self.block[2]
         if size % LANES:
             g.exec = item < size
-            from .asm import EXEC
-            from .state import pack_mask
-
             g.S[EXEC], g.S[EXEC + 1] = pack_mask(g.exec)
             g.refresh_exec()
         if kernel.scratch_bytes:
-            g.scratch = np.zeros((g.n, LANES, kernel.scratch_bytes), np.uint8)
+            words = np.full((g.n, LANES, -(-kernel.scratch_bytes // 4)), POISON)
+            g.scratch = words.view(np.uint8)[..., : kernel.scratch_bytes].copy()
 
 
 def pack(kernel: str, k: int, arg: KernelArgument, value: Any, is_buffer: bool) -> bytes:
@@ -136,6 +138,8 @@ def pack(kernel: str, k: int, arg: KernelArgument, value: Any, is_buffer: bool) 
     what = f"{kernel}: argument {k}{f' ({arg.name})' if arg.name else ''}"
     if pointer:
         if is_buffer or (isinstance(value, (int, np.integer)) and arg.size == 8):
+            if not 0 <= int(value) < 1 << 64:
+                raise BadArguments(f"{what} is a pointer; {value} is no address")
             return int(value).to_bytes(8, "little")
         raise BadArguments(
             f"{what} is a pointer; {type(value).__name__} was given: pass an array, or an address as int"
@@ -159,7 +163,10 @@ def pack(kernel: str, k: int, arg: KernelArgument, value: Any, is_buffer: bool) 
         form = {2: "<e", 4: "<f", 8: "<d"}.get(arg.size)
         if form is None:
             raise BadArguments(f"{what} has {arg.size} bytes: no float type is that long")
-        raw = struct.pack(form, value)
+        try:
+            raw = struct.pack(form, value)
+        except OverflowError:
+            raise BadArguments(f"{what} has {arg.size} bytes; {value} is beyond their largest float") from None
     else:
         raise BadArguments(f"{what}: cannot pass a {type(value).__name__}")
     if len(raw) != arg.size:

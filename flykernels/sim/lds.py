@@ -135,12 +135,13 @@ class Site:
         m = self.machine
         if g.full:
             known = self.known.get(g.key)
-            if known is not None and known.raw == raw.tobytes():
+            if known is not None and known.step == m.granule and known.raw == raw.tobytes():
                 return known
         # 32-bit sums: a base below 0 is fine where the offset brings it back (LLVM folds so from gfx7 on)
         at = (spread(raw, g.n) + U32(self.offset)).astype(np.int64)
         count = len(m.collector.found)
         at, mask = _checked(self.instruction, m, g, at, self.size, self.align)
+        m.keep_apart(at, mask, self.size)
         made = Place(g, at, mask, self.size, m.granule, m.races, m.lds_stride)
         if mask is None and len(m.collector.found) == count:
             made.raw = raw.tobytes()
@@ -305,10 +306,11 @@ def _read2(i: Instruction, b: Binder, m: Machine, size: int, offsets: list[int])
 
     def run(g: Group) -> None:
         base = read(g)
-        places = [site.place(g, base) for site in sites]
-        tickets = [_read_track(m, g, p) for p in places]
-        if m.trace is not None:
-            for p in places:
+        places, tickets = [], []
+        for site in sites:
+            places.append(p := site.place(g, base))
+            tickets.append(_read_track(m, g, p))
+            if m.trace is not None:
                 m.trace.lds(g, i, p.at, size, p.mask)
         ticket = _both(tickets)
         sample = lambda: np.concatenate([gather(m, p, size) for p in places])

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..codeobject import CodeObject
 from .asm import Code, parse
-from .errors import BadArguments, BadCodeObject
+from .errors import BadArguments, BadCodeObject, SimulatorError
 from .kernel import KernelInfo, check_text, kernels_of_text
 
 
@@ -50,8 +50,14 @@ def load(what: CodeObject | bytes | str | os.PathLike, entry: str | None = None)
         return Loaded(code, choose(kernels, entry), segments)
     if isinstance(what, str):
         check_text(what)
-        code = parse(what)
-        return Loaded(code, choose(kernels_of_text(what, code.labels), entry), [])
+        try:
+            code = parse(what)
+            kernels = kernels_of_text(what, code.labels)
+        except SimulatorError:
+            raise
+        except (LookupError, TypeError, ValueError, AssertionError) as e:
+            raise BadCodeObject(f"the text cannot be read: {type(e).__name__}: {e}; give what LLVM printed") from e
+        return Loaded(code, choose(kernels, entry), [])
     raise BadCodeObject(f"cannot read a kernel from {type(what).__name__}: give a CodeObject, bytes, a path or text")
 
 

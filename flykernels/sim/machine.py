@@ -41,7 +41,7 @@ class Machine:
         self.operation_log: dict[int, list[int]] | None = None
         self.wave_order: list[int] | None = None
         self.lds_bytes = self.lds_stride = 0
-        self.granule = 4
+        self.granule, self.finest = 4, 16
         self.image: int | None = None  # address of the loaded code object's byte 0, if there is one
         self.races: Races | None = None
         self.sharing: Sharing | None = None
@@ -54,7 +54,7 @@ class Machine:
         self.group_ids = group_ids
         self.lds_bytes = lds_bytes
         self.lds_stride = -(-lds_bytes // 64) * 64
-        self.granule = granule
+        self.granule = granule = min(granule, self.finest)
         words = np.full(max(1, self.lds_stride * len(group_ids) // 4), 0x7FC1DEAD, np.uint32)
         self.lds = words.view(np.uint8)
         self._views = {1: self.lds, 2: words.view(np.uint16), 4: words}
@@ -63,6 +63,22 @@ class Machine:
         if self.check and lds_bytes:
             waves = np.arange(len(group_ids) * waves_each).reshape(len(group_ids), waves_each)
             self.races = Races(waves, -(-self.lds_stride // granule), self.report_race, self.report_unwritten)
+
+    def keep_apart(self, at: np.ndarray, mask: np.ndarray | None, size: int) -> None:
+        """Makes the race checker's granules small enough for an access at byte addresses [n, 64] that does not fill
+        whole ones: a 16-byte store at a multiple of 8, say, which compilers make where rows are padded."""
+        if self.races is None:
+            return
+        over = at % self.granule
+        across = over + size > self.granule if size <= self.granule else over != 0
+        if mask is not None:
+            across &= mask
+        if not across.any():
+            return
+        bits = int(np.bitwise_or.reduce(at[across])) | self.granule
+        step = bits & -bits
+        self.races.refine(self.granule // step)
+        self.granule = self.finest = step
 
     def lds_words(self, size: int) -> np.ndarray:
         """LDS as elements of 1, 2 or 4 bytes."""

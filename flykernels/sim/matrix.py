@@ -221,6 +221,8 @@ def _blocks(i: Instruction, b: Binder, rows: int, blocks: int, kind: str, out: s
 
 def _double(i, b: Binder, rows: int, where: int, ra: int, rb: int, registers: int, c: Operand):
     """f64 16x16x4: D holds row 4 * j + group in register pair j."""
+    if c.kind == "c" and c.index:
+        raise bad(i, "a constant other than 0 as accumulator")
     rc = b.registers.index(c.index) if c.kind == "v" else None
 
     def run(g: Group) -> None:

@@ -17,7 +17,7 @@ from .errors import UnknownInstruction
 from .state import DENORMALS_IN, DENORMALS_OUT, LANES, MASK32, OVERFLOW, Group, pack_mask, unpack_mask
 
 U32, U64, I64 = np.uint32, np.uint64, np.int64
-SIGN = {"f32": U32(0x80000000), "f16": U32(0x8000), "bf16": U32(0x8000), "u32": U32(0x80000000)}
+SIGN = {"f32": U32(0x80000000), "f16": U32(0x8000), "bf16": U32(0x8000), "u16": U32(0x8000), "u32": U32(0x80000000)}
 WIDE = {"u64", "i64", "f64"}
 Reader = Callable[[Group], np.ndarray]
 Writer = Callable[[Group, np.ndarray], None]
@@ -49,6 +49,15 @@ class Registers:
 
 def bad(i: Instruction, why: str) -> UnknownInstruction:
     return UnknownInstruction(f"{i.where}: {i.text}: {why}")
+
+
+def refuse(i: Instruction, *modifiers: str) -> None:
+    """UnknownInstruction if one of these modifiers is set: its meaning is not simulated, so it must not be passed
+    over."""
+    for name in modifiers:
+        value = i.mods.get(name)
+        if any(value) if isinstance(value, list) else value:
+            raise bad(i, f"{name} on this instruction")
 
 
 # -- scalar
@@ -145,7 +154,7 @@ def constant(o: Operand, kind: str) -> np.ndarray:
         else:
             bits = o.index
         return np.array([[bits & (2**64 - 1)]], U64)
-    if kind == "f16" and o.value is not None:
+    if kind in ("f16", "u16", "i16") and o.value is not None:
         return np.array([[int(np.float16(o.value).view(np.uint16))]], U32)
     return np.array([[o.index & MASK32]], U32)
 

@@ -14,7 +14,7 @@ import numpy as np
 from . import convert
 from .arithmetic import flush, fma16, fma32, maximum_ieee, maximum_number, minimum_ieee, minimum_number
 from .asm import Instruction
-from .operands import Binder, Reader, bad
+from .operands import Binder, Reader, bad, refuse
 from .state import DENORMALS_IN, LANES, OVERFLOW, Group
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
@@ -27,7 +27,10 @@ def bind(i: Instruction, b: Binder) -> Callable[[Group], None] | None:
     if i.name in PACKED_16:
         return _packed_16(i, b, *PACKED_16[i.name])
     maker = OTHERS.get(i.name)
-    return None if maker is None else maker(i, b)
+    if maker is None:
+        return None
+    refuse(i, "mul", "div", *([] if "mix" in i.name else ["clamp", "neg_lo", "neg_hi"]))
+    return maker(i, b)
 
 
 def _flags(i: Instruction, name: str, count: int, default: int) -> list[int]:
@@ -176,6 +179,9 @@ def _mix(part: str):
 
 def _dot2(unpack: Callable):
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
+        refuse(i, "op_sel")
+        if not all(_flags(i, "op_sel_hi", 3, 1)):
+            raise bad(i, "op_sel_hi on this instruction")
         write = b.writer(i.operands[0], "f32")
         ra, rb, rc = b.raw(i.operands[1]), b.raw(i.operands[2]), b.typed(i.operands[3], "f32")
         return lambda g: write(g, unpack(ra(g), rb(g), rc(g)))

@@ -10,9 +10,10 @@ import numpy as np
 
 from . import compare, lanes, lds, matrix, mode, packed, salu, smem, valu, vmem
 from .asm import AGPR, EXEC, M0, VCC, Code, Instruction, Operand
+from .dpp import CONTROLS
 from .errors import UnknownInstruction
 from .machine import Machine
-from .operands import Binder, Registers, write_scalar
+from .operands import Binder, Registers, bad, write_scalar
 from .smem import sgpr_key
 from .state import DENORMALS_IN, DENORMALS_OUT, Group
 
@@ -43,7 +44,12 @@ class Bound:
     lgkm: int = -1
 
 
-WIDE_SOURCES = ("_b64", "_u64", "_i64", "_f64")
+# All modifiers that some instruction's function looks at, or that change nothing here (cache policies, encodings).
+MODIFIERS = frozenset({
+    "e64", "offset", "offset0", "offset1", "offen", "idxen", "addr64", "sc0", "sc1", "nt", "glc", "lds", "gds",
+    "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp", "mul", "div", "cbsz", "abid", "blgp", "bitop3", "row_mask",
+    "bank_mask", "bound_ctrl", "fi", "dst_sel", "dst_unused", "src0_sel", "src1_sel", *CONTROLS,
+})  # fmt: skip
 
 
 def writes(i: Instruction) -> list[Operand]:
@@ -137,6 +143,8 @@ class Program:
                 self.bound.append(self._bind(i))
             except UnknownInstruction as e:
                 unknown.setdefault(i.name, str(e))
+            except (LookupError, AttributeError, TypeError, ValueError) as e:
+                unknown.setdefault(i.name, f"{i.where}: {i.text}: operands that cannot be read ({e})")
         if unknown:
             names = ", ".join(sorted(unknown))
             raise UnknownInstruction(f"unknown to the simulator: {names}\n  " + "\n  ".join(unknown.values()))
@@ -193,6 +201,8 @@ class Program:
 
     def _function(self, i: Instruction) -> Callable[[Group], None]:
         b, m = self.binder, self.machine
+        if strange := set(i.mods) - MODIFIERS:
+            raise bad(i, f"unknown modifier {min(strange)}")
         f = (
             salu.bind(i)
             or valu.bind(i, b)

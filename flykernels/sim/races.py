@@ -70,18 +70,18 @@ class Place:
     at       [n, 64] byte addresses in the workgroup's LDS; `mask` the lanes that take part, None for all
     where    [n, 64] the same in the batch's LDS; `row` that as numbers of aligned 8- or 16-byte elements, or None
     block    [n] numbers of the aligned blocks of 64 * size bytes that the waves' lanes fill in order, or None
-    granule  [n, m] granules touched; `lanes` [n, m] which count, None for all
+    granule  [n, m] granules of `step` bytes touched; `lanes` [n, m] which count, None for all
     """
 
     __slots__ = (
         "alignment", "all_readers", "apart", "at", "block", "granule", "lanes", "mask", "raw", "readers", "row", "size",
-        "where", "writers",
+        "step", "where", "writers",
     )  # fmt: skip
 
     def __init__(
         self, g, at: np.ndarray, mask: np.ndarray | None, size: int, granule: int, races: Races | None, stride
     ):
-        self.at, self.mask, self.raw, self.size = at, mask, b"", size
+        self.at, self.mask, self.raw, self.size, self.step = at, mask, b"", size, granule
         self.where = at + (g.workgroup * stride)[:, None]
         bits = int(np.bitwise_or.reduce(self.where, axis=None)) | 64
         self.alignment = bits & -bits  # a power of two that divides every address
@@ -146,6 +146,11 @@ class Races:
         self.reader = np.zeros(groups * each * granules, np.int32)
         self.first_wave = waves_of[:, 0]
         self.each = each
+
+    def refine(self, factor: int) -> None:
+        """Granules so many times smaller, each with what was known of the whole."""
+        self.granules *= factor
+        self.writer, self.reader = np.repeat(self.writer, factor), np.repeat(self.reader, factor)
 
     def read(self, g, p: Place, pc: int) -> np.ndarray:
         """Waves of group g read the granules of a place."""

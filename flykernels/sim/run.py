@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 
 from ..codeobject import CodeObject
-from .errors import BadArguments, BudgetExceeded, FindingsError
+from .asm import Instruction
+from .errors import BadArguments, BadCodeObject, BudgetExceeded, FindingsError
 from .findings import Collector, Finding, Waiver, failing
 from .hazards import check_hazards
 from .launch import Launch
 from .load import Loaded, load
 from .machine import Machine
 from .mode import check as check_mode
-from .program import BARRIER, BRANCH, END, PLAIN, Program
+from .program import BARRIER, BRANCH, END, PLAIN, Bound, Program
 from .state import DENORMALS_OUT, LANES, Group
 
 WAVES_AT_ONCE = 32  # waves of a batch: more amortise numpy's call overhead, until arrays outgrow the cache
 BUDGET = 1_000_000  # instructions a wave: an order of magnitude over any kernel of ours
+GRID_MOST = 1 << 22  # workgroups of one run: at some 10^6 wave-instructions a second, hours for the smallest kernel
 LDS_LIMIT = 160 * 1024  # bytes of LDS a compute unit of gfx950 has
 
 
@@ -130,6 +132,12 @@ class Simulation:
         self.items = self.block[0] * self.block[1] * self.block[2]
         if self.items > 1024:
             raise BadArguments(f"{self.items} work-items a workgroup: gfx950 has at most 1024")
+        if any(n * b >= 1 << 32 for n, b in zip(self.grid, self.block, strict=True)):
+            raise BadArguments(
+                f"grid={self.grid} of {self.block} work-items: a launch has fewer than 2^32 along an axis"
+            )
+        if shared_bytes < 0:
+            raise BadArguments(f"shared_bytes={shared_bytes}: dynamic LDS cannot be negative")
         self.lds_bytes = kernel.lds_bytes + shared_bytes
         if self.lds_bytes > LDS_LIMIT:
             raise BadArguments(f"{self.lds_bytes} bytes of LDS: a gfx950 compute unit has {LDS_LIMIT}")
@@ -148,7 +156,18 @@ class Simulation:
         self.waves_each = -(-self.items // LANES)
         if check:
             check_hazards(self.program, kernel.entry, self.collector)
-        self.hits = [0] * len(self.program.bound)
+        self.bound = [*self.program.bound, self._past_the_end()]
+        self.hits = [0] * len(self.bound)
+
+    def _past_the_end(self) -> Bound:
+        """What stands behind the last instruction: an error for the wave that gets there."""
+        last = self.loaded.code.instructions[-1] if self.loaded.code.instructions else None
+
+        def run(g: Group) -> None:
+            behind = f"behind {last.where}: {last.text}" if last else "at once"
+            raise BadCodeObject(f"{self.kernel.name} runs past the end of its code, {behind}: s_endpgm is missing")
+
+        return Bound(run, PLAIN, frozenset(), (), Instruction("the end of the code", (), {}, "", -1))
 
     def _place_image(self, loaded: Loaded) -> int:
         """Loads the code object's segments, whose constants code may read; the address of its byte 0."""
@@ -158,13 +177,7 @@ class Simulation:
         return self.launch.memory.add("the code object", image, writable=False).base
 
     def run(self, workgroups: Sequence[tuple[int, int, int]] | None = None) -> SimResult:
-        gx, gy, gz = self.grid
-        ids = [(x, y, z) for z in range(gz) for y in range(gy) for x in range(gx)]
-        if workgroups is not None:
-            wrong = [w for w in workgroups if tuple(w) not in set(ids)]
-            if wrong:
-                raise BadArguments(f"workgroup {tuple(wrong[0])} is not in the grid {self.grid}")
-            ids = [(int(x), int(y), int(z)) for x, y, z in workgroups]
+        ids = self._ids(workgroups)
         per_batch = max(1, WAVES_AT_ONCE // self.waves_each)
         if self.machine.trace is not None or self.machine.delay_mode:
             per_batch = 1
@@ -181,14 +194,26 @@ class Simulation:
         counters = self._count(len(ids), time.process_time() - start)
         return SimResult(self.kernel.name, self.collector.findings, counters, self.machine.trace)
 
+    def _ids(self, workgroups: Sequence[tuple[int, int, int]] | None) -> list[tuple[int, int, int]]:
+        """The workgroups to run: those given, or the whole grid, x fastest."""
+        gx, gy, gz = self.grid
+        if workgroups is None:
+            if gx * gy * gz > GRID_MOST:
+                raise BadArguments(f"grid={self.grid}: {gx * gy * gz} workgroups are too many; name some: workgroups=")
+            return [(x, y, z) for z in range(gz) for y in range(gy) for x in range(gx)]
+        for w in workgroups:
+            if len(w) != 3 or not all(0 <= at < n for at, n in zip(w, self.grid, strict=True)):
+                raise BadArguments(f"workgroup {tuple(w)} is not in the grid {self.grid}")
+        return [(int(x), int(y), int(z)) for x, y, z in workgroups]
+
     def _count(self, workgroups: int, seconds: float) -> Counters:
         by_name: dict[str, int] = {}
-        for b, n in zip(self.program.bound, self.hits, strict=True):
+        for b, n in zip(self.bound, self.hits, strict=True):
             if n:
                 by_name[b.instruction.name] = by_name.get(b.instruction.name, 0) + n
         total = sum(self.hits)
         waves = workgroups * self.waves_each
-        return Counters(total, by_name, np.array(self.hits), workgroups, waves, seconds)
+        return Counters(total, by_name, np.array(self.hits[:-1]), workgroups, waves, seconds)
 
     # -- one batch of workgroups
     def _batch(self, ids: list[tuple[int, int, int]]) -> None:
@@ -260,7 +285,7 @@ class Simulation:
         """Runs a group until a barrier, the end, a branch that divides it, or the instruction `stop`, where another
         group stands. (What has become of it, whether it has come to a barrier or the end: a branch may lead to either,
         and then the instruction itself has not run.)"""
-        bound, hits, n = self.program.bound, self.hits, g.n
+        bound, hits, n = self.bound, self.hits, g.n
         trace = self.machine.trace
         check = self.check
         left = self.left

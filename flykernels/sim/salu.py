@@ -56,6 +56,12 @@ highest = lambda bits: lambda v: bits - v.bit_length() if v else -1
 reverse = lambda bits: lambda v: int(f"{v:0{bits}b}"[::-1], 2)
 
 
+def whole_quads(mask: np.ndarray) -> np.ndarray:
+    """All four bits of each group of four that has one set."""
+    m = u64(mask)
+    return (((m | m >> U64(1) | m >> U64(2) | m >> U64(3)) & U64(0x1111111111111111)) * U64(15)).view(I64)
+
+
 def signed64(v: int) -> int:
     return v - (1 << 64) if v >> 63 else v
 
@@ -144,7 +150,7 @@ ONE: dict[str, tuple[bool, str, Callable, Callable | None]] = {
     "s_flbit_i32_b32": (False, U, per_value(highest(32), 32), None),
     "s_flbit_i32_b64": (False, W, per_value(highest(64), 64), None),
     "s_flbit_i32": (False, U, per_value(signed_high(32), 32), None),
-    "s_wqm_b64": (True, W, per_value(lambda v: v, 64), NZ64),
+    "s_wqm_b64": (True, W, whole_quads, NZ64),
 }
 SAVE_EXEC = {
     "s_and_saveexec_b64": lambda s, e: s & e,

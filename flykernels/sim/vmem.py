@@ -345,7 +345,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
     def target(g: Group) -> Place:
         first = g.S[M0]
         old = known.get(g.key)
-        if old is not None and g.full and old[0] == first.tobytes():
+        if old is not None and g.full and old[1].step == m.granule and old[0] == first.tobytes():
             return old[1]
         active = _mask(g)
         at = (first & 0x3FFFF)[:, None] + immediate + lane_bytes
@@ -355,6 +355,7 @@ def _direct_load(i: Instruction, b: Binder, m: Machine, place: Callable, size: i
             m.report("lds-bounds", f"loads into LDS bytes up to {top} of {m.lds_bytes}", g, over)
             active = active & ~over
         lanes = None if active.all() else active
+        m.keep_apart(at, lanes, step)
         made = Place(g, np.where(active, at, 0), lanes, step, m.granule, m.races, m.lds_stride)
         if lanes is None:
             known[g.key] = (first.tobytes(), made)

@@ -186,7 +186,7 @@ def test_exec_must_be_full():
     body = "v_lshlrev_b32 v1, 3, v0\nv_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_write_b64 v1, v[2:3]\ns_waitcnt lgkmcnt(0)\n"
     body += "s_mov_b64 exec, 0xff\nds_read_b64_tr_b16 v[4:5], v1\ns_waitcnt lgkmcnt(0)"
     assert one(run(body, [words(1)], lds=512), "exec-not-full")
-    swap = "v_mov_b32 v1, 0\nv_mov_b32 v2, 0\ns_mov_b64 exec, 0xff\nv_permlane32_swap_b32 v1, v2"
+    swap = "v_mov_b32 v1, 0\nv_mov_b32 v2, 0\ns_nop 0\ns_mov_b64 exec, 0xff\nv_permlane32_swap_b32 v1, v2"
     assert one(run(swap, [words(1)]), "exec-not-full")
 
 
@@ -369,3 +369,39 @@ def test_findings_are_counted_once_each():
     body += "s_sub_u32 s9, s9, 1\ns_cmp_lg_u32 s9, 0\ns_cbranch_scc1 again"
     f = one(run(body, [words(64)]), "out-of-bounds")
     assert f.count == 3 and "(3 times)" in str(f)
+
+
+def test_a_store_across_two_granules_is_seen_whole():
+    """16 bytes at a multiple of 8: the checker keeps 16-byte pieces apart until it meets such a store."""
+    body = """
+    v_mov_b32 v4, 0
+    v_mov_b32 v5, 0
+    v_mov_b32 v6, 0
+    v_mov_b32 v7, 0
+    v_mov_b32 v1, 16
+    v_mov_b32 v2, 8
+    v_readfirstlane_b32 s8, v0
+    s_mov_b64 exec, 1
+    s_cmp_eq_u32 s8, 0
+    s_cbranch_scc1 first
+    ds_write_b128 v1, v[4:7]
+    first:
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    s_cmp_eq_u32 s8, 0
+    s_cbranch_scc0 second
+    ds_write_b128 v2, v[4:7]
+    s_waitcnt lgkmcnt(0)
+    {between}
+    s_endpgm
+    second:
+    {between}
+    ds_read_b64 v[8:9], {at}
+    s_waitcnt lgkmcnt(0)
+    """
+    go = lambda **parts: run(body.format(**parts), [words(1)], waves=2, lds=512)
+    f = one(go(between="", at="v1"), "lds-race")
+    assert "LDS bytes 16 to 23" in f.message
+    assert go(between="", at="v1 offset:8").findings == []
+    assert go(between="s_barrier", at="v1").findings == []
+    assert go(between="s_barrier", at="v2").findings == []

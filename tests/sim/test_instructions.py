@@ -40,7 +40,7 @@ def test_half(line, f):
 
 @pytest.mark.parametrize("name", ref.COMPARES)
 def test_compare(name):
-    (a, b, _), got = vector(f"{name} vcc, {{a}}, {{b}}\nv_cndmask_b32 {{d}}, 0, 1, vcc")
+    (a, b, _), got = vector(f"{name} vcc, {{a}}, {{b}}\ns_nop 1\nv_cndmask_b32 {{d}}, 0, 1, vcc")
     want = [int(ref.COMPARES[name](int(x), int(y))) for x, y in zip(a, b, strict=True)]
     np.testing.assert_array_equal(got, want)
 
@@ -77,6 +77,7 @@ def test_division():
     v_div_scale_f32 v6, s[14:15], v3, v3, v2
     v_div_scale_f32 v7, vcc, v2, v3, v2
     v_rcp_f32 v8, v6
+    s_nop 0
     v_fma_f32 v9, -v6, v8, 1.0
     v_fma_f32 v8, v9, v8, v8
     v_mul_f32 v9, v7, v8
@@ -121,10 +122,10 @@ def test_mad_u64_u32_and_carry():
         )
         rows = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
         np.testing.assert_array_equal(got, [(x * y + (y << 32 | z)) >> 32 * part & ref.M32 for x, y, z in rows])
-    (a, b, c), got = vector("v_add_co_u32 v6, vcc, v2, v3\nv_addc_co_u32 {d}, vcc, v4, v3, vcc")
+    (a, b, c), got = vector("v_add_co_u32 v6, vcc, v2, v3\ns_nop 1\nv_addc_co_u32 {d}, vcc, v4, v3, vcc")
     rows = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
     np.testing.assert_array_equal(got, [(z + y + (x + y > ref.M32)) & ref.M32 for x, y, z in rows])
-    (a, b, c), got = vector("v_sub_co_u32 v6, vcc, v2, v3\nv_subbrev_co_u32 {d}, vcc, v4, v3, vcc")
+    (a, b, c), got = vector("v_sub_co_u32 v6, vcc, v2, v3\ns_nop 1\nv_subbrev_co_u32 {d}, vcc, v4, v3, vcc")
     rows = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
     np.testing.assert_array_equal(got, [(y - z - (x < y)) & ref.M32 for x, y, z in rows])
 

@@ -63,8 +63,8 @@ def test_dpp_masks_and_inactive_lanes():
 @pytest.mark.parametrize(
     ("line", "want"),
     [
-        ("v_readfirstlane_b32 s8, v2\nv_mov_b32 v5, s8", lambda i: 7),
-        ("v_readlane_b32 s8, v2, 13\nv_mov_b32 v5, s8", lambda i: 20),
+        ("v_readfirstlane_b32 s8, v2\ns_nop 1\nv_mov_b32 v5, s8", lambda i: 7),
+        ("v_readlane_b32 s8, v2, 13\ns_nop 1\nv_mov_b32 v5, s8", lambda i: 20),
         ("s_mov_b32 s8, 99\nv_mov_b32 v5, v2\nv_writelane_b32 v5, s8, 5", lambda i: 99 if i == 5 else i + 7),
         ("v_mov_b32 v5, v2\nv_mov_b32 v6, v2\ns_nop 1\nv_permlane32_swap_b32 v5, v6", lambda i: i % 32 + 7),
         ("v_mov_b32 v5, v2\nv_mov_b32 v6, 0\ns_nop 1\nv_permlane16_swap_b32 v5, v6",

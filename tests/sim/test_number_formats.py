@@ -78,6 +78,7 @@ v_fma_f64 v[12:13], v[12:13], v[14:15], v[12:13]
 v_div_scale_f64 v[16:17], vcc, v[2:3], v[4:5], v[2:3]
 v_mul_f64 v[18:19], v[16:17], v[12:13]
 v_fma_f64 v[10:11], -v[10:11], v[18:19], v[16:17]
+s_nop 1
 v_div_fmas_f64 v[8:9], v[10:11], v[12:13], v[18:19]
 v_div_fixup_f64 v[8:9], v[8:9], v[4:5], v[2:3]
 """
@@ -130,7 +131,7 @@ def test_classes(kind, bits):
         out = words(64)
         low, high = code & 0xFFFFFFFF, code >> 32
         body = POINTER + f"v_mov_b32 v2, {low:#x}\nv_mov_b32 v3, {high:#x}\n" + "".join(
-            f"v_cmp_class_{kind} vcc, {'v[2:3]' if bits == 64 else 'v2'}, v4\nv_cndmask_b32 v5, 0, 1, vcc\n"
+            f"v_cmp_class_{kind} vcc, {'v[2:3]' if bits == 64 else 'v2'}, v4\ns_nop 1\nv_cndmask_b32 v5, 0, 1, vcc\n"
             .replace("v4", f"v{10 + j}").replace("v5", f"v{30 + j}") for j in range(10))  # fmt: skip
         masks = "".join(f"v_mov_b32 v{10 + j}, {1 << j}\n" for j in range(10))
         bits_of = "".join(f"v_lshl_or_b32 v6, v{30 + j}, {j}, v6\n" for j in range(10))
