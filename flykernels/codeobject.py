@@ -174,8 +174,8 @@ class CodeObject:
 
     @staticmethod
     def from_bytes(data: bytes) -> CodeObject:
-        """Reads what `to_bytes` wrote. CodeObjectError if the header is not understood, or a byte of the binary is missing
-        or changed. A header that was changed and still reads as one gives another `digest`: compare it with the name."""
+        """Reads what `to_bytes` wrote. CodeObjectError if the header is not understood, or a byte of the binary
+        is missing or changed. A changed header that still reads as one gives another `digest`: compare with the name."""
         if not data.startswith(MAGIC):
             raise CodeObjectError(f"not a code object: it begins with {data[: len(MAGIC)]!r}, not with {MAGIC!r}")
         end = data.find(b"\n", len(MAGIC), len(MAGIC) + MAX_HEADER_BYTES)

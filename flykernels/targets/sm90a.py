@@ -250,8 +250,8 @@ def find_ptxas() -> str | None:
 
 
 def assembled(ptxas: str, name: str, text: str) -> tuple[bytes, dict]:
-    """(cubin, what it costs as CodeObject's fields) of PTX. AssemblerError if ptxas cannot be run, ends early or refuses
-    it, or if it says that wgmma was serialised (C75xx): right, but several times slower than written."""
+    """(cubin, what it costs as CodeObject's fields) of PTX. AssemblerError if ptxas cannot be run, ends early or
+    refuses it, or if it says that wgmma was serialised (C75xx): right, but several times slower than written."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f, tempfile.NamedTemporaryFile(suffix=".cubin") as out:
         f.write(text)
         f.flush()
