@@ -174,7 +174,8 @@ class CodeObject:
 
     @staticmethod
     def from_bytes(data: bytes) -> CodeObject:
-        """Reads what `to_bytes` wrote. CodeObjectError if a byte is missing, changed or not understood."""
+        """Reads what `to_bytes` wrote. CodeObjectError if the header is not understood, or a byte of the binary
+        is missing or changed. A changed header that still reads as one has another `digest`."""
         if not data.startswith(MAGIC):
             raise CodeObjectError(f"not a code object: it begins with {data[: len(MAGIC)]!r}, not with {MAGIC!r}")
         end = data.find(b"\n", len(MAGIC), len(MAGIC) + MAX_HEADER_BYTES)

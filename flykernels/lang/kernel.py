@@ -316,8 +316,11 @@ def flatten(tree):
 def trace(kernel, target, problem, config, name=None) -> Kernel:
     """Run `kernel` once for `target`; the Kernel that comes back holds the MLIR module. TraceError if it cannot be.
 
-    config.workgroup_size: threads of a workgroup. name: the entry's symbol (default: the function's name)."""
+    config.workgroup_size: threads of a workgroup. name: the entry's symbol (default: the function's name), of letters,
+    digits and _: assemblers take nothing else, and LLVM's PTX printer ends the process over it."""
     name = name or kernel.__name__
+    if not (name.isascii() and name.isidentifier()):
+        raise TraceError(f"a kernel cannot be named {name!r}", "say name=, of ASCII letters, digits and _")
     token = TARGET.set(target)
     try:
         with TRACING, ir.Context() as context, ir.Location.unknown(), source_locations():

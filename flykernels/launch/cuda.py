@@ -194,14 +194,17 @@ class CudaKernel(GpuKernel):
                 INVALID_VALUE,
             )
         self._image = ctypes.create_string_buffer(code.binary, len(code.binary) + 1)  # PTX must end in a NUL
-        with relaxed(driver):
-            load_function(self, lambda: self._load_module(doing), "cuModuleGetFunction")
+        tensor_map.check(driver, code)
+
+        def allow() -> None:
             attributes = {DYNAMIC_SHARED: code.dynamic_bytes} if code.dynamic_bytes else {}
             attributes |= {LARGE_CLUSTER: 1} if code.cluster > CLUSTER_PORTABLE else {}
             for which, value in attributes.items():
                 driver.call("cuFuncSetAttribute", self.function, which, value, doing=f"{doing} (attribute {which})")
+
+        with relaxed(driver):
+            load_function(self, lambda: self._load_module(doing), "cuModuleGetFunction", allow)
         names = [a.name for a in code.arguments]
-        tensor_map.check(driver, code)
         self._mapped = [names.index(t.of) for t in code.tensor_maps]
         self._frame = Frame(CONFIG + CLUSTER + OVERLAP, self.kinds, len(code.tensor_maps))
         self._launch_function = driver.library.cuLaunchKernelEx

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,7 @@ class GpuKernel:
         """Gives the module back; the kernel cannot be launched afterwards."""
         if self._module:
             module, self._module = self._module, ctypes.c_void_p()
+            self.function = ctypes.c_void_p()
             self._prepared.clear()
             self.driver.shared_call("unload", module, doing=f"unloading {self.code.entry}")
 
@@ -126,6 +127,8 @@ class GpuKernel:
 
     # -- preparing
     def _prepare(self, arguments: tuple, stream: int, capture: tuple[int, int] | None) -> tuple:
+        if not self.function:
+            raise self.driver.error(f"{self.code.entry} was unloaded from device {self.device}: load it again")
         for kept in (self._prepared, self._sized):
             if len(kept) >= PREPARED_MOST:
                 kept.clear()
@@ -170,12 +173,15 @@ class Frame:
         self._pack.pack_into(memory, 0, *before, *[base + x for x in self._offsets], *more, *arguments)
 
 
-def load_function(kernel: GpuKernel, load: Any, get: str) -> None:
-    """`load()` fills kernel._module; then `get` asks for the entry. What was loaded is unloaded if there is none."""
+def load_function(kernel: GpuKernel, load: Any, get: str, then: Callable[[], None] | None = None) -> None:
+    """`load()` fills kernel._module; then `get` asks for the entry, and `then` may set it up. What was loaded is
+    unloaded if one of these fails."""
     load()
     entry, doing = kernel.code.entry, f"loading {kernel.code.entry}"
     try:
         kernel.driver.call(get, ctypes.byref(kernel.function), kernel._module, entry.encode(), doing=doing)
+        if then is not None:
+            then()
     except DriverError:
         module, kernel._module = kernel._module, ctypes.c_void_p()
         kernel.driver.shared_call("unload", module, doing=doing)

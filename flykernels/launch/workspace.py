@@ -107,6 +107,8 @@ class Workspaces:
             if held is not None and held.bytes >= size:
                 return held.address
             self._retire()
+            # First all that may fail: a piece stands in one place at a time, or it would be given away twice.
+            graph = _Graph(self.driver, capture[1], self.owner) if capture else None
             made = next((p for p in self._kept if p.free and p.bytes >= size), None) if capture else None
             if made is not None:
                 self._kept.remove(made)
@@ -114,8 +116,7 @@ class Workspaces:
                 made = self._zeros(max(size, 2 * held.bytes if held else 0))
             if held is not None:
                 self._kept.append(held)
-            if capture is not None:
-                made.graph = _Graph(self.driver, capture[1], self.owner)
+            made.graph = graph
             self._pieces[key] = made
             return made.address
 

@@ -95,7 +95,8 @@ def with_lld(module) -> bytes:
         there = Path(folder, "llvm", "bin")
         there.mkdir(parents=True)
         (there / "ld.lld").symlink_to(os.path.realpath(find_lld() or ""))
-        PassManager.parse(f"builtin.module(gpu-module-to-binary{{format=bin toolkit={folder}}})").run(module.operation)
+        quoted = f'"{folder}"'  # TMPDIR may have spaces or braces in it
+        PassManager.parse(f"builtin.module(gpu-module-to-binary{{format=bin toolkit={quoted}}})").run(module.operation)
     return binary_of(module)
 
 

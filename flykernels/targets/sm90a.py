@@ -250,14 +250,21 @@ def find_ptxas() -> str | None:
 
 
 def assembled(ptxas: str, name: str, text: str) -> tuple[bytes, dict]:
-    """(cubin, what it costs as CodeObject's fields) of PTX. AssemblerError if ptxas refuses it, or if it says that
-    wgmma was serialised (C75xx): right, but several times slower than written."""
+    """(cubin, what it costs as CodeObject's fields) of PTX. AssemblerError if ptxas cannot be run, ends early or
+    refuses it, or if it says that wgmma was serialised (C75xx): right, but several times slower than written."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f, tempfile.NamedTemporaryFile(suffix=".cubin") as out:
         f.write(text)
         f.flush()
-        done = subprocess.run([ptxas, "-arch=sm_90a", "-v", "-o", out.name, f.name], capture_output=True, text=True)
+        command = [ptxas, "-arch=sm_90a", "-v", "-o", out.name, f.name]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as e:
+            raise AssemblerError(f"{ptxas} cannot be run: {e}. Put another ptxas on PATH") from e
         binary = out.read()
     log = done.stdout + done.stderr
+    if done.returncode < 0 or not (done.returncode or binary):
+        how = f"was ended by signal {-done.returncode}" if done.returncode else "wrote nothing"
+        raise AssemblerError(f"{ptxas} {how} while it assembled {name}, perhaps for lack of memory or room. {log}")
     if done.returncode:
         raise AssemblerError(f"ptxas refused {name}: {log}")
     serialised = re.search(r".*C75\d\d.*", log)

@@ -10,6 +10,7 @@ Unlike multiprocessing's, it never imports the user's main module.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ import queue
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +39,12 @@ class Workers:
     def __init__(self, count: int | None = None):
         self.count = count or len(os.sched_getaffinity(0))
         self.began = time.monotonic(), time.process_time()  # seconds, and this process's at work
+        self._none_started()
+        forked = weakref.WeakMethod(self._none_started)
+        os.register_at_fork(after_in_child=lambda: (forked() or bool)())
+
+    def _none_started(self) -> None:
+        """Also for a forked child: the processes, and what they answer, are its parent's."""
         self._idle: queue.LifoQueue[subprocess.Popen | None] = queue.LifoQueue()
         for _ in range(self.count):
             self._idle.put(None)
@@ -62,18 +70,20 @@ class Workers:
         return kept, dropped
 
     def _answer(self, asked: dict, what: str) -> bytes:
-        worker = self._idle.get()
+        idle = self._idle
+        worker = idle.get()
         try:
             worker = worker if worker is not None and worker.poll() is None else self._start()
             answer, kind = self._ask(worker, asked)
-        except (OSError, ValueError) as e:
+        except BaseException as e:  # Ctrl-C too: what is left of this answer must not be taken for the next one
             if worker is not None:
-                worker.kill()
-                worker.wait()
+                _end(worker)
             worker = None
-            raise BuildFailed(f"the process that {what} ended: {e}") from e
+            if isinstance(e, (OSError, ValueError)):
+                raise BuildFailed(f"the process that {what} ended: {e}") from e
+            raise
         finally:
-            self._idle.put(worker)
+            idle.put(worker)
         if kind == "error":
             raise BuildFailed(answer.decode())
         return answer
@@ -98,7 +108,7 @@ class Workers:
     def _start(self) -> subprocess.Popen:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         return subprocess.Popen(
-            [sys.executable, "-m", "templates.gemm.workers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "templates.gemm.workers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
             process_group=0,  # a terminal's Ctrl-C is for whoever asked: a kernel that is being built comes to its end
         )  # fmt: skip
@@ -119,11 +129,8 @@ class Workers:
         """Ends the processes; waits for those that build."""
         for _ in range(self.count):
             worker = self._idle.get()
-            if worker is not None and worker.stdin and worker.stdout:
-                worker.kill()  # it waits for a question, or still imports: there is nothing to lose
-                worker.wait()
-                worker.stdin.close()
-                worker.stdout.close()
+            if worker is not None:
+                _end(worker)  # it waits for a question, or still imports: there is nothing to lose
             self._idle.put(None)
 
     def __enter__(self) -> Workers:
@@ -131,6 +138,15 @@ class Workers:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _end(worker: subprocess.Popen) -> None:
+    assert worker.stdin and worker.stdout
+    worker.kill()
+    worker.wait()
+    with contextlib.suppress(OSError):  # a question that it has not taken
+        worker.stdin.close()
+    worker.stdout.close()
 
 
 def _named(problem: Any) -> dict:

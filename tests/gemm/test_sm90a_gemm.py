@@ -120,7 +120,26 @@ def test_without_ptxas_the_driver_compiles(monkeypatch):
 @pytest.mark.parametrize("says, found", [("C7510: Potential Performance Loss", "serialises"), ("error", "refused")])
 def test_what_ptxas_says_is_heeded(tmp_path, says, found):
     script = tmp_path / "ptxas"
-    script.write_text(f"#!/bin/sh\necho 'ptxas info : ({says})' >&2\nexit {int(found == 'refused')}\n")
+    script.write_text(
+        f'#!/bin/sh\necho \'ptxas info : ({says})\' >&2\nfor out; do [ "$before" = -o ] && echo cubin > "$out"; '
+        f"before=$out; done\nexit {int(found == 'refused')}\n"
+    )
     script.chmod(0o755)
     with pytest.raises(AssemblerError, match=found):
         assembled(str(script), "gemm", ".version 8.4")
+
+
+@pytest.mark.parametrize(
+    "script, said",
+    [
+        ("#!/bin/sh\nkill -9 $$\n", "was ended by signal 9 while it assembled gemm"),
+        ("#!/bin/sh\nexit 0\n", "wrote nothing while it assembled gemm"),
+        ("of another machine", "cannot be run: .*Put another ptxas on PATH"),
+    ],
+)
+def test_a_ptxas_that_ends_early_or_cannot_run_is_an_error_in_words(tmp_path, script, said):
+    file = tmp_path / "ptxas"
+    file.write_text(script)
+    file.chmod(0o755)
+    with pytest.raises(AssemblerError, match=f"{file} {said}"):
+        assembled(str(file), "gemm", ".version 8.4")

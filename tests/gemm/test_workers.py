@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,41 @@ def test_a_worker_that_dies_is_replaced():
         worker.wait()
         pool._idle.put(worker)
         assert pool.build(P, CONFIGS[0].key(), "gfx950").entry == "gemm"
+
+
+def test_an_answer_that_nobody_waited_for_is_not_the_next_one_s(monkeypatch):
+    """Ctrl-C in a thread that asks; in a notebook the process goes on and asks for something else."""
+    ask = Workers._ask
+
+    def interrupted(self, worker, question):
+        ask(self, worker, question)
+        worker.stdin.write(b'{"class": ["templates.gemm.problem", "Left"], "problem": {}}\n')
+        raise KeyboardInterrupt
+
+    with Workers(1) as pool:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Workers, "_ask", interrupted)
+            pool.build(P, CONFIGS[0].key(), "gfx950")
+        with pytest.raises(BuildFailed, match="'nowhere'"):
+            pool.build(P, CONFIGS[0].key(), "nowhere")
+
+
+def test_a_forked_child_has_workers_of_its_own(pool):
+    pool.start()
+    before = sorted(pool.pids())
+    child = os.fork()
+    if not child:
+        os._exit(len(pool.pids()))
+    assert os.waitpid(child, 0)[1] == 0 and sorted(pool.pids()) == before
+
+
+def test_packages_where_the_program_is_run_are_not_ours(tmp_path, monkeypatch):
+    """Many programs have a folder of that name."""
+    Path(tmp_path, "templates").mkdir()
+    Path(tmp_path, "templates", "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    with Workers(1) as pool, pytest.raises(BuildFailed, match="'nowhere'"):
+        pool.build(P, CONFIGS[0].key(), "nowhere")
 
 
 INTERRUPTED = """

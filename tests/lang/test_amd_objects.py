@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from dataclasses import dataclass
 
 import pytest
@@ -86,3 +87,16 @@ def test_lld_is_looked_for_in_rocm_first(tmp_path, monkeypatch):
     assert amd_link.find_lld() == str(there)
     monkeypatch.undo()
     amd_link.find_lld.cache_clear()
+
+
+def test_temporary_files_may_lie_anywhere(tmp_path, monkeypatch):
+    """With a linker that hands on what it is given: the kernel's description is in the object already."""
+    linker, folder = tmp_path / "ld.lld", tmp_path / "it's a {folder}; really"
+    each = 'case "$1" in -o) out=$2; shift ;; -*) ;; *) in=$1 ;; esac; shift'
+    linker.write_text(f'#!/bin/sh\nwhile [ $# -gt 0 ]; do {each}; done\ncat "$in" > "$out"\n')
+    linker.chmod(0o755)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(amd_link, "find_lld", lambda: str(linker))
+    assert gfx950.compile(trace(kernel, gfx950, None, Waves(), name="mine")).registers > 0
+    assert not list(folder.iterdir())

@@ -136,6 +136,13 @@ def test_workgroups_are_whole_waves(size):
         trace(lambda k, p, c: k.args(m=i32), gfx950, None, Wave(size), name="k")
 
 
+@pytest.mark.parametrize("name", [None, "a-b", "größe", "1st", 'a"b'])
+def test_names_that_no_assembler_takes(name):
+    for target in (gfx950, sm90a):
+        with pytest.raises(TraceError, match=r"cannot be named '(.|\n)*say name="):
+            trace(lambda k, p, c: k.args(m=i32), target, None, Wave(), name=name)
+
+
 def test_without_a_linker_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(amd_link, "find_lld", lambda: None)
     monkeypatch.setattr(amd_link, "find_triton", lambda: None)

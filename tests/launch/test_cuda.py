@@ -177,6 +177,16 @@ def test_failures_of_loading_name_call_error_and_kernel(function, status, said):
     assert library.mode == 0
 
 
+def test_what_cannot_be_used_does_not_stay_loaded():
+    library, driver = recording(TMA)
+    library.fail["cuFuncSetAttribute"] = 1
+    with pytest.raises(CudaError, match=r"loading gemm on device 0 .attribute 8.: cuFuncSetAttribute"):
+        load(TMA, driver)
+    with pytest.raises(CudaError, match="tensor map map looks through 'a' with swizzle 48"):
+        load(replace(TMA, tensor_maps=(replace(TMA.tensor_maps[0], swizzle=48),)), driver)
+    assert len(library.named("unload")) == len(library.named("cuModuleLoadDataEx"))
+
+
 def test_another_architecture_and_too_little_shared_memory():
     library, driver = recording()
     library.attributes[75] = 10
@@ -207,6 +217,10 @@ def test_a_failed_launch_says_what_to_do_and_whether_the_process_is_lost():
     kernel.unload()
     kernel.unload()
     assert library.named("unload") == [(MODULE,)]
+    library.fail.clear()
+    with pytest.raises(CudaError, match="gemm was unloaded from device 0: load it again"):
+        kernel(0, 0, 64, 1, 1.0)
+    assert library.named("cuLaunchKernelEx") == [("failed",)] * 2
 
 
 def test_a_thread_that_has_not_met_cuda_gets_the_device_s_context():

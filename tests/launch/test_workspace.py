@@ -123,3 +123,21 @@ def test_no_memory_left_says_whose_workspace_it_was(machine):
     machine.library.fail.clear()
     machine.kernel(8, 64)
     assert len(machine.spaces) == 1
+
+
+@pytest.mark.parametrize("call", ["user_object", "graph_keeps"])
+def test_a_piece_that_a_graph_could_not_be_told_of_is_not_given_away_twice(machine, call):
+    function = machine.library.shared[call]
+    machine.library.capturing = {7: (1, 0x900)}
+    machine.kernel(8, 64, stream=7)
+    machine.library.fail[function] = 2
+    with pytest.raises(RuntimeError, match="split: tying workspace to a graph"):
+        machine.kernel(8, 6400, stream=7)
+    assert [size for size, _ in machine.library.named("allocate")] == [256]
+    machine.library.fail.clear()
+    machine.library.destroy(0x900)
+    for number in (2, 3):  # two graphs that live side by side
+        machine.library.capturing = {7: (number, 0x900 + number)}
+        machine.kernel(8, 64, stream=7)
+    first, *others = machine.spaces
+    assert len(set(others)) == 2 and first in others
