@@ -29,6 +29,7 @@ from .torch_door import EMPTY, LIBC, OURS, OUTSIDE, PROBES, RAISE, RUNTIME, SHIM
 
 log = logging.getLogger(__name__)
 
+HERE = __file__.encode()  # PyTorch keeps the pointer, and names the place in its errors
 LIBRARY = ("aoti_torch_library_init_impl", "aoti_torch_library_impl", "aoti_torch_delete_library_object")
 SLOTS = 1 << 12
 _registered: list[Image] = []  # with the unwinder, which would look into memory that is gone
@@ -174,9 +175,7 @@ class Door:
     def _library_of(self, key: str, entries: Mapping[str, int]) -> ctypes.c_void_p:
         """A library object of PyTorch's with these kernels."""
         handle = ctypes.c_void_p()
-        if self._library.aoti_torch_library_init_impl(
-            b"aten", key.encode(), __file__.encode(), 0, ctypes.byref(handle)
-        ):
+        if self._library.aoti_torch_library_init_impl(b"aten", key.encode(), HERE, 0, ctypes.byref(handle)):
             raise LaunchError(f"PyTorch made no library object for aten and {key}")
         for op, entry in entries.items():
             if self._library.aoti_torch_library_impl(handle, op.encode(), ctypes.c_void_p(entry)):

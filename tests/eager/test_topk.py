@@ -283,6 +283,7 @@ def test_sparse_tensors_are_refused_as_before(prefer_ours):
     ours, aten = both(lambda: torch.topk(torch.eye(3).to_sparse(), 1))
     until = "is only available for these backends"  # what follows says where each kernel was registered
     assert ours[0] is aten[0] is NotImplementedError and ours[1].split(until)[0] == aten[1].split(until)[0]
+    assert "torch_library.py" in ours[1].split(until)[1]  # a name that PyTorch reads long after it was given
 
 
 @pytest.mark.parametrize("name", ATENS)
