@@ -164,10 +164,7 @@ def _changes_between(first: Node, last: Node) -> bool:
     product at the first one did not. Any write counts, since after Inductor's passes what shares memory is not told."""
     node = first.next
     while node is not last:
-        target: Any = node.target
-        if isinstance(target, torch._ops.HigherOrderOperator) or (
-            isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-        ):
+        if private.may_write(node.target):
             return True
         node = node.next
     return False

@@ -317,6 +317,14 @@ def is_fake(x: Any) -> bool:
     return isinstance(x, torch._subclasses.FakeTensor)
 
 
+def may_write(target: Any) -> bool:
+    """Whether an operation of a graph may write to what it is given: it says so, or (higher-order) says nothing."""
+    from torch._ops import HigherOrderOperator, OpOverload
+
+    unsaid = isinstance(target, HigherOrderOperator)
+    return unsaid or (isinstance(target, OpOverload) and target._schema.is_mutable)
+
+
 def is_realized(box: Any) -> bool:
     """Whether a value lies in memory, or is still an expression."""
     return bool(load().names.ir.is_storage_and_layout(box))
