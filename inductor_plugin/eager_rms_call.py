@@ -170,13 +170,13 @@ def composed_backward(dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: 
 
 
 def gradient_sizes(dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any) -> tuple[Any, ...]:
-    """What `compare` holds (dx, dweight) at least against, dweight only with a weight: where terms nearly cancel, as
+    """What `compare` holds (dx, dweight) at least against (None without a weight): where terms nearly cancel, as
     they do in short rows, a result is much smaller than they are, and its errors are theirs."""
     axes, outer = tuple(range(x.dim() - len(shape), x.dim())), tuple(range(x.dim() - len(shape)))
     g, r = dy.float(), rstd.float()
     inner = g if weight is None else g * weight.float()
     dx = (inner.abs().amax(axes, keepdim=True) * r).expand(x.shape)
     if weight is None:
-        return (dx,)
+        return dx, None
     terms = g * x.float() * r
     return dx, (torch.linalg.vector_norm(terms, dim=outer) if outer else terms.abs())

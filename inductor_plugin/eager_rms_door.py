@@ -125,8 +125,7 @@ class GpuRMSNorm:
                 rstd = (x.float().pow(2).mean(-1, keepdim=True) + EPS).rsqrt()
                 operands = draw(), x, [width], rstd, weight, [True, p.weight_gradient]
                 once = run = lambda: torch.ops.aten._fused_rms_norm_backward(*operands)
-                sizes = gradient_sizes(*operands[:5])
-                least = (*sizes, *[None] * (2 - len(sizes)))
+                least = gradient_sizes(*operands[:5])
             else:  # what L2 does not hold is other data each time, as in a model: some of the last call's stays there
                 in_turn = itertools.cycle([x, draw()] if 0 < target.limits.l2_bytes < x.nbytes else [x])
                 once = lambda: torch.ops.aten._fused_rms_norm(x, [width], weight, EPS)

@@ -204,7 +204,7 @@ class Gradients:
         aten()
         want = run()
         width, least = problem.width or 1, gradient_sizes(*operands[:5])
-        check = lambda: compare(run(), want, width, operands[1].numel() // width, (*least, *[None] * (2 - len(least))))
+        check = lambda: compare(run(), want, width, operands[1].numel() // width, least)
         return eager_gate.contest(case, candidates, run, aten, check, self._wait)
 
     @staticmethod
@@ -239,4 +239,4 @@ class Gradients:
         with torch.no_grad():
             axes = tuple(range(x.dim() - len(shape), x.dim()))
             rstd = (x.float().pow(2).mean(axes, keepdim=True) + eps_or_default(eps)).rsqrt()
-            return run, gradient_sizes(dy, x, shape, rstd, weight)
+            return run, gradient_sizes(dy, x, shape, rstd, weight)[: len(wanted)]
