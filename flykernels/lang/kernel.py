@@ -219,15 +219,22 @@ class Kernel:
                 scf.yield_([])
 
     def choose(self, condition: Value, yes, otherwise):
-        """What yes() gives where condition holds, else `otherwise`: Values, Fragments, or nests of tuples of them, of
-        the same types."""
-        leaves, rebuild = flatten(otherwise)
-        op = scf.IfOp(condition.ssa, [v.ssa.type for v in leaves], has_else=True)
-        with ir.InsertionPoint(op.then_block):
-            scf.yield_([v.ssa for v in flatten(yes())[0]])
-        with ir.InsertionPoint(op.else_block):
-            scf.yield_([v.ssa for v in leaves])
-        return rebuild([Value(s, v.dtype, v.width) for s, v in zip(op.results, leaves)])
+        """What yes() gives where condition holds, else `otherwise`, or what it gives if it is a function: Values,
+        Fragments, or nests of tuples of them, of the same types."""
+        arms = scf.IfOp(condition.ssa, has_else=True)  # which types they give is known after they are traced
+        found = []
+        for block, body in ((arms.then_block, yes), (arms.else_block, otherwise)):
+            with ir.InsertionPoint(block):
+                found.append(flatten(body() if callable(body) else body))
+                scf.yield_([v.ssa for v in found[-1][0]])
+        (gives, rebuild), (leaves, _) = found
+        if [(v.dtype, v.width) for v in gives] != [(v.dtype, v.width) for v in leaves]:
+            raise TraceError(f"a choice gives {gives} or {leaves}", "give values of the same types either way")
+        whole = ir.Operation.create("scf.if", [v.ssa.type for v in leaves], [condition.ssa], regions=2)
+        for block, region in zip((arms.then_block, arms.else_block), whole.regions, strict=True):
+            block.append_to(region)
+        arms.erase()
+        return rebuild([Value(s, v.dtype, v.width) for s, v in zip(whole.results, leaves)])
 
     # -- workgroup
     def wait_loads(self, in_flight: int | None):

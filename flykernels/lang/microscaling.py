@@ -70,11 +70,18 @@ def power_of_two(exponent: Value) -> Value:
     return (exponent.bitcast(i32, exponent.width // 2) << bf16.mantissa).bitcast(bf16, exponent.width)
 
 
-def factors_for(kind: DType, exponent: Value, dtype: DType) -> tuple[Value, ...]:
+def factors_for(kind: DType, exponent: Value, dtype: DType, round_up: bool) -> tuple[Value, ...]:
     """Powers of two (one a block, as exponents from `scale_of`) as `words` and `words_down` take them for numbers of
     type `kind`: what the target multiplies by one after the other."""
     own = getattr(TARGET.get(None), "small_float_factors", None)
-    return own(kind, exponent, dtype) if own else (power_of_two(exponent),)
+    return own(kind, exponent, dtype, round_up) if own else (power_of_two(exponent),)
+
+
+def first_factor_alone(kind: DType, exponent: Value, dtype: DType, round_up: bool) -> Value | None:
+    """i1: of all these blocks the first of what `factors_for` gives is the whole power, and all their numbers are
+    finite. None where the target gains nothing by knowing."""
+    own = getattr(TARGET.get(None), "first_factor_alone", None)
+    return own(kind, exponent, dtype, round_up) if own else None
 
 
 def words(x: Value, factors: tuple[Value, ...], dtype: DType) -> Value:

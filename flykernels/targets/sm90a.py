@@ -15,14 +15,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..codeobject import CodeObject
-from ..dtypes import DType, bf16, f4e2m1, f8e4m3fn, f8e5m2, f16, f32, i16, i32, i64
+from ..dtypes import DType, bf16, f4e2m1, f16, f32, i16, i32, i64
 from ..lang.errors import TraceError
 from ..lang.matrix import MatrixAtom
 from ..lang.microscaling import power_of_two
-from ..lang.values import Value, constant, mlir_type, vector_of
+from ..lang.values import Value, constant, mlir_type
 from ..layout import Mode, ThreadValues
 from ..mlir import intrinsic, ir, llvm
-from . import sm90a_fp4, sm90a_kept, sm90a_once
+from . import sm90a_fp4, sm90a_fp8, sm90a_kept, sm90a_once
 from .gpu import Clock, Gpu, GpuLimits
 
 
@@ -171,41 +171,37 @@ class Sm90a(Gpu):
         )
         return Value(got, i32)
 
-    def small_float_factors(self, kind: DType, exponent: Value, dtype: DType) -> tuple[Value, ...]:
+    def small_float_factors(self, kind: DType, exponent: Value, dtype: DType, round_up: bool) -> tuple[Value, ...]:
         """See lang.microscaling.factors_for."""
-        if dtype == f4e2m1 and kind == f16 and exponent.dtype == i16:
-            return sm90a_fp4.factors_of_f16(exponent)
+        if kind == f16 and exponent.dtype == i16:
+            if dtype == f4e2m1:
+                return sm90a_fp4.factors_of_f16(exponent)
+            if sm90a_fp8.takes_f16(dtype, round_up):
+                return sm90a_fp8.factors_of_f16(exponent)
         factor = power_of_two(exponent)
         return (factor if kind == factor.dtype else factor.to(f32),)
 
+    def first_factor_alone(self, kind: DType, exponent: Value, dtype: DType, round_up: bool) -> Value | None:
+        """See lang.microscaling.first_factor_alone."""
+        if kind == f16 and exponent.dtype == i16 and sm90a_fp8.takes_f16(dtype, round_up):
+            return sm90a_fp8.first_alone(exponent)
+        return None
+
     def small_floats(self, x: Value, factors: tuple[Value, ...], dtype: DType) -> Value | None:
-        """x times a power of two -> words of FP8 codes, two an instruction (it saturates); bf16 and f16 to FP4 by
-        arithmetic on pairs of 16 bits. See lang.microscaling.words."""
-        factor, alike = factors[0], x.dtype == factors[0].dtype
+        """See lang.microscaling.words."""
+        alike = x.dtype == factors[0].dtype
         if dtype == f4e2m1 and x.dtype in sm90a_fp4.FLAT and alike and x.width % 8 == 0:
             return sm90a_fp4.along(x, factors)
-        kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
-        if kind is None:
-            return None
-        x = x * factor if alike else x.to(f32) * factor.to(f32)  # of bf16 two an instruction, and exact
-        return self._words(x, kind)
+        return sm90a_fp8.along(x, factors, dtype) if dtype in sm90a_fp8.FORMATS else None
 
     def small_floats_down(self, rows: list[Value], factors: tuple[Value, ...], dtype: DType) -> Iterable[Value] | None:
-        """See lang.microscaling.words_down; bf16 is scaled before columns are taken out of the rows' registers."""
-        factor, alike = factors[0], rows[0].dtype == factors[0].dtype
+        """See lang.microscaling.words_down."""
+        alike = rows[0].dtype == factors[0].dtype
         if dtype == f4e2m1 and rows[0].dtype in sm90a_fp4.FLAT and alike and len(rows) == 8:
             return sm90a_fp4.down(rows, factors)
-        kind = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}.get(dtype)
-        if factor.dtype != bf16 or not alike or kind is None:
-            return None
-        rows = [r * factor for r in rows]
-        return [self._words(vector_of([r[c] for r in rows]), kind) for c in range(factor.width)]
-
-    def _words(self, x: Value, kind: str) -> Value:
-        x = x.to(f32)
-        pair = lambda i: Value(intrinsic(f"llvm.nvvm.ff.to.{kind}.rn", mlir_type(i16), x[i + 1], x[i]), i16)
-        pairs = vector_of([pair(i) for i in range(0, x.width, 2)])
-        return pairs.bitcast(i32, x.width // 4)
+        if alike and rows[0].dtype != f32 and dtype in sm90a_fp8.FORMATS:
+            return sm90a_fp8.down(rows, factors, dtype)
+        return None
 
     def compile(self, k, source: dict | None = None) -> CodeObject:
         """The traced kernel: a cubin and what ptxas says it costs, or PTX where there is no ptxas.

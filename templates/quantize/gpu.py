@@ -8,6 +8,7 @@ and writes whole cache lines of it. The text serves gfx950 and sm_90a; what diff
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 
@@ -16,7 +17,16 @@ from flykernels.dtypes import DType, bf16, f16, f32, i8, i16, i32, u8
 from flykernels.lang import Kernel, Layout, Mode, Swizzle, ThreadValues, View, maximum, minimum
 from flykernels.lang.fragment import Fragment
 from flykernels.lang.memory import advance
-from flykernels.lang.microscaling import factors_for, is_finite, narrowed, scale_of, scales_of_bf16, words, words_down
+from flykernels.lang.microscaling import (
+    factors_for,
+    first_factor_alone,
+    is_finite,
+    narrowed,
+    scale_of,
+    scales_of_bf16,
+    words,
+    words_down,
+)  # fmt: skip
 from flykernels.lang.values import Value, constant, maximum_or_nan, select, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK, SCALE_NAN
@@ -257,19 +267,22 @@ class Tally:
 def along_rows(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragment, given, at, board: View | None):
     """Codes and scales of blocks along rows, straight from registers; scales to `board` if there is one."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
-    finite, byte, factors = scales_of(p, values, shared(k, largest_of(k, values.values()), 1))
+    scales = scales_of(p, values, shared(k, largest_of(k, values.values()), 1))
     first, *others = cfg.spread(0, 1, 1, 1)
     lanes = (Mode(SHARE, 1, 0), Mode(first.size // SHARE, 1, 1), *(_in_blocks(o) for o in others))  # SHARE write one
     of_blocks = ThreadValues((rows, columns // BLOCK), lanes, Mode(1, 1, 1), (Mode(cfg.held, 0, 1),))
     if board is None:
         board = matrix(given["scales"], u8, m, p.n // BLOCK).tile(of_blocks.tile, *at)
-    store(k, of_blocks, board, [byte[r].to(u8) for r in range(cfg.held)])
+    store(k, of_blocks, board, [scales.byte[r].to(u8) for r in range(cfg.held)])
+
+    def encoded(factors, finite):
+        for r, v in enumerate(values.values()):
+            found = words(v, tuple(f[r] for f in factors), p.output_type)
+            yield found if finite is None else select(finite[r], found, constant(0, i32, found.width))
 
     to = ThreadValues((rows, columns // per), _along(cfg, per), Mode(EACH // per, 1, 1), (Mode(cfg.held, 0, 1),))
     codes = matrix(given["codes"], i32, m, p.n // per).tile(to.tile, *at)
-    for r, (d, v) in enumerate(zip(values.names(), values.values(), strict=True)):
-        found = words(v, tuple(f[r] for f in factors), p.output_type)
-        found = select(finite[r], found, constant(0, i32, found.width))
+    for d, found in zip(values.names(), scales.encoded(k, encoded), strict=True):
         codes.store(k, to, d, vector_of([k.target.opaque(found[i]) for i in range(found.width)]))
 
 
@@ -277,7 +290,11 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
     """Codes and scales of blocks along columns: a tile is turned round in LDS, then written line by line."""
     (rows, columns), per, m = cfg.tile, 32 // p.output_type.bits, given["m"]  # per: numbers a word
     rows_, (shelf, board) = values.values(), turned
-    finite, byte, factors = scales_of(p, values, shared(k, most_of(k, rows_), cfg.across))
+    scales = scales_of(p, values, shared(k, most_of(k, rows_), cfg.across))
+
+    def encoded(factors, finite):
+        for c, word in enumerate(words_down(rows_, factors, p.output_type)):
+            yield word if finite is None else select(finite[c], word, constant(0, i32, word.width))
 
     # into LDS as registers hold it
     threads = (
@@ -287,11 +304,11 @@ def along_columns(k: Kernel, p: QuantizeProblem, cfg: GpuConfig, values: Fragmen
         Mode(cfg.waves[1], 0, cfg.across * EACH),
     )
     put = ThreadValues((columns, rows // per), threads, Mode(cfg.held // per, 1, 1), (Mode(EACH, 0, 1),))
-    for c, word in enumerate(words_down(rows_, factors, p.output_type)):
-        shelf.store(k, put, (c,), select(finite[c], word, constant(0, i32, word.width)))
+    for c, word in enumerate(scales.encoded(k, encoded)):
+        shelf.store(k, put, (c,), word)
     one = (threads[0], Mode(cfg.groups, 1, 0), Mode(cfg.waves[0], 1, 1), threads[3])
     of_blocks = ThreadValues((columns, rows // BLOCK), one, Mode(1, 1, 1), (Mode(EACH, 0, 1),))
-    store(k, of_blocks, board, [byte[c].to(u8) for c in range(EACH)])
+    store(k, of_blocks, board, [scales.byte[c].to(u8) for c in range(EACH)])
     k.barrier()
 
     # and out by rows of the transposed result
@@ -347,16 +364,32 @@ def largest_of(k: Kernel, rows: list[Value]) -> Value:
     return vector_of([b[i] for b in both for i in range(2)])
 
 
-def scales_of(p: QuantizeProblem, values: Fragment, size: Value) -> tuple[Value, Value, tuple[Value, ...]]:
-    """(sizes, bytes, factors as `words` takes them) of blocks of `values` whose largest magnitudes `magnitude` gave;
-    sizes as `is_finite` takes them."""
+@dataclass(frozen=True)
+class Scales:
+    """Of a thread's blocks: whether their numbers are finite; bytes; factors as `words` takes them; i1 or None, see
+    `first_factor_alone`."""
+
+    finite: Value
+    byte: Value
+    factors: tuple[Value, ...]
+    alone: Value | None
+
+    def encoded(self, k: Kernel, make: Callable[[tuple[Value, ...], Value | None], Iterable[Value]]) -> Iterable[Value]:
+        """What make(factors, finite) gives; the second is None where all blocks are finite."""
+        whole = lambda: make(self.factors, self.finite)
+        return whole() if self.alone is None else k.choose(self.alone, lambda: make(self.factors[:1], None), whole)
+
+
+def scales_of(p: QuantizeProblem, values: Fragment, size: Value) -> Scales:
+    """Of blocks of `values` whose largest magnitudes `magnitude` gave."""
     kind = values.values()[0].dtype
     if kind == f16:
         size = cut_to_bf16(size, p.round_up)
     byte, exponent = (scale_of if kind == f32 else scales_of_bf16)(size, p.output_type, p.round_up)
     finite = is_finite(size)
     byte = select(finite, byte, constant(SCALE_NAN, byte.dtype, byte.width))
-    return finite, byte, factors_for(kind, exponent, p.output_type)
+    how = kind, exponent, p.output_type, p.round_up
+    return Scales(finite, byte, factors_for(*how), first_factor_alone(*how))
 
 
 def cut_to_bf16(size: Value, sticky: bool) -> Value:

@@ -94,6 +94,18 @@ def test_every_bf16_once(format):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("format", FORMATS)
+def test_f16_blocks_of_every_size_beside_each_other(format, mode):
+    """Both orientations: columns and rows of all binades, whole blocks of subnormals and zeros among them."""
+    rng = np.random.default_rng(0)
+    down, across = (2.0 ** -rng.integers(0, 40, (many, 1)) for many in (512, 1024))
+    x = rng.uniform(-65504, 65504, (512, 1024)) * np.where(rng.random((512, 1)) < 0.5, down, 1) * across.T
+    x[:64] = rng.integers(-3, 4, (64, 1024)) * 2.0**-24
+    p = QuantizeProblem(n=1024, dtype="f16", format=format, columns=True, mode=mode)
+    run(p, x.astype(np.float16).astype(np.float64))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("format", FORMATS)
 def test_every_f16_as_the_largest_of_a_block(format, mode):
     """Scales of all of them, subnormals too: one block a row, whose other numbers are fractions of its largest."""
     largest = np.arange(31 << 10, dtype=np.uint16).view(np.float16).astype(np.float64)

@@ -10,10 +10,10 @@ import pytest
 
 from flykernels.dtypes import bf16, f4e2m1, f8e4m3fn, f8e5m2, f16, f32, i8, i16, i32
 from flykernels.lang import Global
-from flykernels.lang.microscaling import power_of_two, rounded_to_odd, scale_of, scales_of_bf16
+from flykernels.lang.microscaling import encoded, power_of_two, rounded_to_odd, scale_of, scales_of_bf16
 from flykernels.lang.values import Value, absolute, fma, vector_of
 from flykernels.microscaling import FORMATS, encode
-from flykernels.targets import sm90a_fp4
+from flykernels.targets import sm90a_fp4, sm90a_fp8
 from tests.gemm.gfx950_case import decode
 from tests.gemm.gfx950_case import encode as stored
 from tests.lang.host import run
@@ -41,6 +41,11 @@ def spelled_out(monkeypatch):
         size, by = by_f32(x, factor)
         return (absolute(size) * by).to(x.dtype)
 
+    def pair(x: Value, dtype) -> Value:
+        first, second = (encoded(x[i].to(f32), dtype).to(i16) for i in range(2))
+        return first | second << 8
+
+    monkeypatch.setattr(sm90a_fp8, "_pair", pair)
     monkeypatch.setattr(sm90a_fp4, "_bytes", permuted)
     monkeypatch.setattr(sm90a_fp4, "fma", multiply_add)
     monkeypatch.setattr(sm90a_fp4, "_scaled", scaled)
@@ -176,6 +181,67 @@ def test_codes_along_and_down(kind, spelled_out):
     pairs = np.stack([power, power[other]], 1)
     (got,) = mapped(down, [(kind, bits), (kind, bits[other]), (i16, pairs)], [(i32, 2)])
     assert (got == np.stack([want, want[other]], 1)).all()
+
+
+def blocks_of_f16(format, round_up: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(bits, four a row; exponents biased by 127 of a block's power): all numbers and both signs under every power that
+    a block they are in may ask for."""
+    positive = np.arange(0x7C00, dtype=np.uint16)
+    size = decode(positive, "f16")
+    found = []
+    for largest in range(-24, 16):  # the exponent of the block's largest number
+        for halved in range(1 + round_up):  # where it would be beyond the format's largest
+            inside = size < 2.0 ** (largest + 1)
+            bits = positive[inside]
+            bits = np.concatenate([bits, bits | 0x8000, np.zeros(-2 * len(bits) % 4, np.uint16)]).reshape(-1, 4)
+            power = 127 + FORMATS[format].largest_exponent - largest - halved
+            found.append((bits, np.full(len(bits), power, np.uint16)))
+    return tuple(np.concatenate(a) for a in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(("format", "round_up"), [(f8e4m3fn, False), (f8e4m3fn, True), (f8e5m2, False)], ids=str)
+def test_f16_scaled_as_f16_has_fp8s_codes(format, round_up, spelled_out):
+    """Along and down, by three factors, and by the first where it is said to be enough."""
+    assert sm90a_fp8.takes_f16(format, round_up) and not sm90a_fp8.takes_f16(f8e5m2, True)
+    bits, power = blocks_of_f16(format, round_up)
+    want = encode(decode(bits, "f16") * 2.0 ** (power[:, None].astype(np.float64) - 127), format)
+    want = (want.astype(np.uint32) << (8 * np.arange(4, dtype=np.uint32))).sum(1, dtype=np.uint32)
+
+    def along(x, exponent):
+        factors = tuple(f[0] for f in sm90a_fp8.factors_of_f16(exponent))
+        words = [sm90a_fp8.along(x, some, format)[0] for some in (factors, factors[:1])]
+        return (vector_of([*words, sm90a_fp8.first_alone(exponent).to(i32)]),)
+
+    (got,) = mapped(along, [(f16, bits), (i16, power[:, None].repeat(2, 1))], [(i32, 3)])
+    whole, by_first, alone = got.T
+    assert (whole == want).all()
+    assert (by_first == want)[alone != 0].all() and 0 < (alone != 0).sum() < len(alone)
+
+    def down(first, second, exponent):
+        rows = [vector_of([first[i], second[i]]) for i in range(4)]
+        return (vector_of([w[0] for w in sm90a_fp8.down(rows, sm90a_fp8.factors_of_f16(exponent), format)]),)
+
+    other = np.random.default_rng(1).permutation(len(bits))
+    pairs = np.stack([power, power[other]], 1)
+    (got,) = mapped(down, [(f16, bits), (f16, bits[other]), (i16, pairs)], [(i32, 2)])
+    assert (got == np.stack([want, want[other]], 1)).all()
+
+
+def test_when_the_first_factor_is_enough():
+    """Where all blocks' powers are f16's normal ones: not of blocks of zeros, nor of what is not finite."""
+    exponent = np.arange(256, dtype=np.uint16)
+    for beside in (127, 0, 254):
+        pairs = np.stack([exponent, np.full(256, beside, np.uint16)], 1)
+        (got,) = mapped(lambda x: (vector_of([sm90a_fp8.first_alone(x).to(i32)]),), [(i16, pairs)], [(i32, 1)])
+        within = (exponent >= 127 - 14) & (exponent <= 127 + 15) & (beside == 127)
+        assert ((got[:, 0] != 0) == within).all()
+    for largest in (0x7F80, 0x7FC0, 0x7FFF):  # infinity and NaN as `scales_of_bf16` takes them
+        for format in (f8e4m3fn, f8e5m2):
+            for round_up in (False, True):
+                bits = np.full((1, 2), largest, np.uint16)
+                find = lambda x: (scales_of_bf16(x, format, round_up)[1],)
+                ((exponent,),) = mapped(find, [(i16, bits)], [(i16, 2)])
+                assert (exponent < 127 - 14).all()
 
 
 def test_formats_have_the_bits_that_odd_rounding_asks_for():
