@@ -25,10 +25,10 @@ class Turn:
             self.since = time.perf_counter()
 
     def end(self) -> None:
-        from inductor_plugin import private
+        from inductor_plugin import devices
 
         if self.lock.is_locked:
-            private.free_memory()
+            devices.free_memory()
             self.seconds += time.perf_counter() - self.since
             self.lock.release()
 

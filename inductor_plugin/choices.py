@@ -12,7 +12,7 @@ from typing import Any
 from flykernels.versions import mlir_version
 from tuning_cache import FAILED, Entry, Timing
 
-from . import artifacts, asked, install, kernels, private, ranks, settings
+from . import artifacts, asked, devices, install, kernels, private, ranks, settings
 from .counters import counters
 from .devices import device_for
 from .families import OWN
@@ -203,7 +203,7 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
         return [aten]
     entry = settings.store().lookup(request.key)
     known = entry if entry is not None and entry.winner else None
-    may_tune = settings.mode() == "tune" and not private.capturing()
+    may_tune = settings.mode() == "tune" and not devices.capturing()
     turn = ranks.ask(request.key, known, may_tune)
     if turn.entry is not None:
         return _from_cache(request, turn.entry, choices)
@@ -212,7 +212,7 @@ def _decide(request: Request, aten: Any, choices: list[Any]) -> list[Any]:
     if may_tune and not turn.mine:
         log.info("%s M=%s: the job's ranks have agreed on ATen", request.op, request.m)
         return [aten]
-    if private.capturing():
+    if devices.capturing():
         log.warning(
             "%s M=%s: not in the cache, and a CUDA graph is being captured, so nothing can be measured; ATen "
             "serves it. Run the model once before capturing",

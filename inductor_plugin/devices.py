@@ -1,4 +1,6 @@
-"""Which device gets which target, and what of the machine decides speed there. CUDA and HIP devices plug in here."""
+"""Which device gets which target, and what of the machine decides speed there; what a measurement needs to know of one.
+
+CUDA and HIP devices plug in here."""
 
 from __future__ import annotations
 
@@ -136,3 +138,36 @@ def device_for(device: Any) -> Device:
     except KeyError:
         there = ", ".join(f"{kind} ({ARCHITECTURES[kind]})" if kind in ARCHITECTURES else kind for kind in DEVICES)
         raise NotEligible(f"device {device} is {kind_of(device)}: templates are registered for {there}") from None
+
+
+# -- while candidates are measured
+def on_device(device: Any) -> Any:
+    """A context in which a GPU is the current one."""
+    import torch
+
+    return torch.cuda.device(device)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that a device has no memory left: torch's own, or a driver's of ours."""
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(getattr(error, "out_of_memory", False))
+
+
+def free_memory() -> None:
+    """Gives back what torch keeps of devices' memory, so that it can be had again."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.empty_cache()
+
+
+def capturing() -> bool:
+    """Whether the current stream is being captured into a CUDA graph: nothing may be measured meanwhile."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -13,7 +13,7 @@ import torch
 
 from tuning_cache import Entry, Timing
 
-from . import artifacts, asked, gpu_timing, kernels, private, ranks, runoff, settings
+from . import artifacts, asked, devices, gpu_timing, kernels, private, ranks, runoff, settings
 from .choices import Choice, specs
 from .devices import device_for
 from .kernels import Spec
@@ -72,7 +72,7 @@ def _fused(x: Any, w: Any, bias: Any, residual: Any, base: str, activation: str,
         return None
     entry = settings.store().lookup(request.key)
     known = entry if entry is not None and entry.winner else None
-    may_tune = settings.mode() == "tune" and not private.capturing()
+    may_tune = settings.mode() == "tune" and not devices.capturing()
     turn = ranks.ask(request.key, known, may_tune)
     if known is None and listener is None:
         settings.missed(request.key)
@@ -165,7 +165,7 @@ def _epilogue_microseconds(request: Request, plain: Request) -> float:
     if c.device.type == "cpu":
         return names.benchmarker.benchmark_cpu(run) * 1e3
     # Inductor's loop is one kernel, and on a GPU a launch and one pass over memory are all that counts.
-    with private.on_device(c.device):
+    with devices.on_device(c.device):
         tensors = lambda: (torch.randn_like(c), other if other is None else torch.randn_like(c))
         once = lambda x, y: x.add(y) if y is not None else activation(x) if activation is not None else x.add(row)
         calls: Callable[[int], list] = lambda count: [functools.partial(once, *tensors()) for _ in range(count)]

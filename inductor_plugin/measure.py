@@ -16,7 +16,7 @@ from typing import Any
 from flykernels.dtypes import dtype as element_type
 from tuning_cache import FAILED, Key, Timing
 
-from . import kernels, private, settings
+from . import devices, kernels, private, settings
 from .counters import counters
 from .families import OWN
 
@@ -134,7 +134,7 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
         try:
             return self._measure(*tensors, out=out)
         except NoMemory:
-            private.free_memory()
+            devices.free_memory()
         try:
             return self._measure(*tensors, out=out)
         except NoMemory as e:
@@ -162,7 +162,7 @@ class _Request(names.BenchmarkRequest):  # type: ignore[name-defined,misc]
             milliseconds = statistics.mean(times)
             return Timing(self.spec.name, round(milliseconds * 1e3, 3), self.spec.config, artefact)
         except Exception as e:
-            if private.out_of_memory(e):
+            if devices.out_of_memory(e):
                 raise NoMemory(str(e)) from None  # without its traceback, whose frames hold tensors
             reason = f"{type(e).__name__}: {e}"
             log.warning("%s %s: quarantined: %s", self.spec.op, self.spec.name, reason)

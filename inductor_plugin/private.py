@@ -11,12 +11,15 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+from . import devices
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ OPTIONAL = {
     "fallback_handler": "torch._inductor.lowering:fallback_handler",
     "graph": "torch._inductor.graph",  # its fallback_node_due_to_unsupported_type
     "benchmarker": "torch._inductor.runtime.benchmarking:benchmarker",
+    "NoValidChoicesError": "torch._inductor.select_algorithm:NoValidChoicesError",
 }
 
 # Of torch itself, for eager operators: nothing of Inductor is imported for these.
@@ -330,31 +334,6 @@ def is_realized(box: Any) -> bool:
     return bool(load().names.ir.is_storage_and_layout(box))
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that a device has no memory left: torch's own, or a driver's of ours."""
-    import torch
-
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(getattr(error, "out_of_memory", False))
-
-
-def free_memory() -> None:
-    """Gives back what torch keeps of devices' memory, so that it can be had again."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.empty_cache()
-
-
-def capturing() -> bool:
-    """Whether the current stream is being captured into a CUDA graph: nothing may be measured meanwhile."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
 def _around(owner: Any, name: str, otherwise: str, wrap: Any) -> None:
     """Puts `wrap(original)` in the place of owner.name, once however often it is asked; logs `otherwise` where this
     torch has no such name."""
@@ -369,8 +348,9 @@ def _around(owner: Any, name: str, otherwise: str, wrap: Any) -> None:
 
 def around_autotuning(when: Any, settle: Any) -> None:
     """In graphs in which `when()`: autotuning calls go on with ATen where there is no room for their tensors, which
-    Inductor makes outside of what it catches (pytorch#190837), and `settle(milliseconds by choice)` has the last word.
-    """
+    Inductor makes outside of what it catches (pytorch#190837), or where every single candidate failed, for which it has
+    but an error; and `settle(milliseconds by choice)` has the last word."""
+    cache, none_ran = load().names.get_algorithm_selector_cache(), load().names.NoValidChoicesError or ()
 
     def wrap(original: Any) -> Any:
         def do_autotuning(*args: Any, **kwargs: Any) -> Any:
@@ -379,18 +359,35 @@ def around_autotuning(when: Any, settle: Any) -> None:
                     timings = original(*args, **kwargs)
                     return settle(timings) if timings and when() else timings
                 except Exception as e:
-                    aten = _aten_of(original, args, kwargs) if when() and out_of_memory(e) else None
+                    known = devices.out_of_memory(e) or isinstance(e, none_ran)
+                    aten = _aten_of(original, args, kwargs) if when() and known else None
                     if aten is None:
                         raise
-                    what = "ATen serves it" if attempt == 2 else "again"
-                    log.warning("no memory for measuring %s: %s", aten.name, what)
-                free_memory()
+                    why = "every candidate failed while" if isinstance(e, none_ran) else "no memory for"
+                    log.warning("%s measuring %s: %s", why, aten.name, "again" if attempt == 1 else "ATen serves it")
+                    if isinstance(e, none_ran):
+                        _forget_failed_rounds(cache)
+                devices.free_memory()
             return {aten: UNMEASURED_MILLISECONDS}
 
         return do_autotuning
 
     otherwise = "this torch autotunes elsewhere: a lack of memory while measuring is not caught"
-    _around(load().names.get_algorithm_selector_cache(), "do_autotuning", otherwise, wrap)
+    _around(cache, "do_autotuning", otherwise, wrap)
+
+
+def _forget_failed_rounds(cache: Any) -> None:
+    """Inductor keeps times on disk, those of candidates that failed too: where all did, each later compilation would
+    fail, and never measure again."""
+    try:
+        kept = cache.get_local_cache()  # operation -> inputs -> precision -> candidate -> milliseconds
+        for of_inputs in (by_inputs for by_operation in kept.values() for by_inputs in by_operation.values()):
+            failed = [name for name, times in of_inputs.items() if not any(map(math.isfinite, times.values()))]
+            for name in failed:
+                del of_inputs[name]
+        cache.update_local_cache(kept)
+    except (AttributeError, TypeError, ValueError, OSError) as e:
+        log.info("times that Inductor keeps of candidates that failed stay: %s: %s", type(e).__name__, e)
 
 
 PLAIN = {"warmup", "rep", "is_vetted_benchmarking"}  # what Inductor says of a benchmark that wants one number
@@ -447,13 +444,6 @@ def occupy_gpu(cycles: int) -> None:
     sleep = getattr(torch.cuda, "_sleep", None)
     if sleep is not None:
         sleep(cycles)
-
-
-def on_device(device: Any) -> Any:
-    """A context in which a GPU is the current one."""
-    import torch
-
-    return torch.cuda.device(device)
 
 
 def calls(choice: Any, sane: Any, count: int) -> list:

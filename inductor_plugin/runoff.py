@@ -11,7 +11,7 @@ import logging
 import math
 from typing import Any
 
-from . import choices, gpu_timing, measure, private, settings
+from . import choices, devices, gpu_timing, measure, private, settings
 from .choices import Choice
 from .gpu_timing import Pair
 
@@ -29,13 +29,13 @@ def settle(timings: dict) -> dict:
     was given where there is nothing to decide, or where it cannot be measured here. Never raises."""
     try:
         finalists = _finalists(timings)
-        if not finalists or private.capturing() or private.tunes_elsewhere():
+        if not finalists or devices.capturing() or private.tunes_elsewhere():
             return timings
         return _known(timings, finalists) or _measured(timings, finalists)
     except Exception as e:
         log.warning("the candidates' last round was left out: %s: %s", type(e).__name__, e)
-        if private.out_of_memory(e):
-            private.free_memory()
+        if devices.out_of_memory(e):
+            devices.free_memory()
         return timings
 
 
@@ -44,9 +44,9 @@ def among_ours(milliseconds: dict) -> dict:
     CPU, or where nothing may be measured here, what it was given. Never raises."""
     try:
         valid = sorted((c for c, t in milliseconds.items() if math.isfinite(t)), key=milliseconds.__getitem__)[:OURS]
-        if not valid or valid[0].layout.device.type == "cpu" or private.capturing() or private.tunes_elsewhere():
+        if not valid or valid[0].layout.device.type == "cpu" or devices.capturing() or private.tunes_elsewhere():
             return milliseconds
-        with private.on_device(valid[0].layout.device):
+        with devices.on_device(valid[0].layout.device):
             times = gpu_timing.in_turns([c.bmreq.calls for c in valid], valid[0].bmreq.bytes)
         timed = {c: t for c, t in zip(valid, times) if t is not None}
         found = {c: t.mean * (1 + measure.INERTIA) for c, t in timed.items()}
@@ -110,7 +110,7 @@ def decided(timings: dict) -> bool:
 
 
 def _measured(timings: dict, finalists: list[Any]) -> dict:
-    with private.on_device(finalists[-1].layout.device):  # ours
+    with devices.on_device(finalists[-1].layout.device):  # ours
         makers, kept = [], []
         sane = functools.partial(measure.sane, finalists[-1].spec)
         for choice in finalists:

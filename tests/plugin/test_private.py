@@ -4,6 +4,7 @@ test_private_ahead.py has those of warmups."""
 
 from __future__ import annotations
 
+import math
 import inspect
 import re
 
@@ -62,6 +63,16 @@ def test_with_a_name_missing_enable_says_no_and_compile_still_works(monkeypatch,
 def test_the_selector_cache_has_the_hook_list_and_feeds_savers(names):
     cache = names.get_algorithm_selector_cache()
     assert isinstance(cache.preprocessing_fns, list) and isinstance(cache.feedback_saver_fns, list)
+
+
+def test_times_are_kept_by_operation_inputs_precision_and_candidate(names):
+    """What is forgotten of rounds that failed. (That Inductor measures again then: test_bad_input.)"""
+    cache = names.get_algorithm_selector_cache()
+    times = {"mm": {"inputs": {"highest": {"a": 1.0, "b": math.inf}, "high": {"a": math.inf, "b": math.inf}}}}
+    cache.update_local_cache(times)
+    private._forget_failed_rounds(cache)
+    assert cache.get_local_cache() == {"mm": {"inputs": {"highest": {"a": 1.0, "b": math.inf}}}}
+    assert issubclass(names.NoValidChoicesError, Exception)
 
 
 def test_constructors_take_what_we_give(names):

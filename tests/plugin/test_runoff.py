@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from inductor_plugin import choices, gpu_timing, install, kernels, private, runoff, settings
+from inductor_plugin import choices, devices, gpu_timing, install, kernels, private, runoff, settings
 from templates.gemm.problem import GemmProblem
 from tuning_cache import Key, Timing
 
@@ -47,7 +47,7 @@ def contest(monkeypatch):
     others = [aten, *(Template(i) for i in range(4))]
     timings = {c: 0.03 + 0.001 * i for i, c in enumerate(ours)} | {c: 0.02 + 0.001 * i for i, c in enumerate(others)}
     true = {}
-    monkeypatch.setattr(private, "on_device", lambda device: nullcontext())
+    monkeypatch.setattr(devices, "on_device", lambda device: nullcontext())
     monkeypatch.setattr(private, "calls", lambda choice, sane, count: calls_of(choice)(count))
     pair = lambda t: t if isinstance(t, gpu_timing.Pair) else gpu_timing.Pair(t, t)
 
