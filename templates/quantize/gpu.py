@@ -30,6 +30,7 @@ from flykernels.lang.microscaling import (
 from flykernels.lang.values import Value, constant, maximum_or_nan, select, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK, SCALE_NAN
+from flykernels.targets import sm90a_barriers as barriers
 from templates.gemm.order import grouped
 
 from . import sm90a_stages
@@ -55,7 +56,8 @@ class GpuConfig:
     staged   with strips, on sm_90a: so many tiles are on their way into shared memory (0: none), see sm90a_stages.py
     beside   workgroups that shall fit on one multiprocessor (sm_90a): bounds the registers
     group    rows of tiles that are worked on together, see templates/gemm/order.py; 1: along rows of X
-    kept     scales, which a workgroup writes a few at a time, stay in L2 until their sectors are whole (sm_90a)"""
+    kept     scales, which a workgroup writes a few at a time, stay in L2 until their sectors are whole (sm_90a)
+    overlap  "none", "late", "early": whether launches begin while the kernel ahead ends, see docs/h200.md (sm_90a)"""
 
     waves: tuple[int, int]
     groups: int
@@ -67,6 +69,7 @@ class GpuConfig:
     ahead: bool = False
     staged: int = 0
     kept: bool = False
+    overlap: str = "none"
 
     def __post_init__(self):
         object.__setattr__(self, "waves", tuple(self.waves))  # JSON has lists
@@ -75,6 +78,7 @@ class GpuConfig:
         how = f", {self.staged} staged" if self.staged else " ahead" if self.ahead else ""
         more = f", strips of {self.strip}{how}" if self.strip > 1 else ""
         kept = ", scales kept" if self.kept else ""
+        kept += f", {self.overlap} start" if self.overlap != "none" else ""
         return f"{self.waves[0]}x{self.waves[1]} waves, {self.held} rows a thread, {self.beside} beside{more}{kept}"
 
     @property
@@ -132,7 +136,7 @@ def _on_sm90a(p: QuantizeProblem, lanes: int) -> GpuConfig:
 def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     """The kernel; arguments as in arguments.py, a one-dimensional grid of tiles, along rows first."""
     # limits
-    k.of_target.beside = cfg.beside
+    k.of_target.beside, k.overlaps = cfg.beside, cfg.overlap != "none"
     names = declared(p)
     given = dict(zip(names, k.args(**names)))
     given |= {name: replace(given[name], kept=cfg.kept) for name in ("scales", "scales_t") if name in given}
@@ -144,6 +148,8 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     k.grid = ((Extent(p.n, columns * cfg.strip), Extent("m", rows)),)
     tiles = -(-p.n // columns)
     strips, down = -(-tiles // cfg.strip), ((m + (rows - 1)) // rows).to(i32)
+    if cfg.overlap == "early":
+        barriers.let_kernels_follow()
     i = k.workgroup_id()
     where = (i // strips, i % strips) if cfg.group == 1 else grouped(i, down, strips, cfg.group)
     row, strip = (k.target.uniform(x) if isinstance(x, Value) else x for x in where)
@@ -178,6 +184,8 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
                 values = values.map(again)
             along_columns(k, p, cfg, values, given, at, turned.of(number))
 
+    if k.overlaps:
+        barriers.wait_for_kernels_ahead()
     if tally is None:
         tile(0, (row, strip), k.fragment(held).load(x.tile(cfg.tile, row, strip)))
         return

@@ -4,8 +4,8 @@ test_private_ahead.py has those of warmups."""
 
 from __future__ import annotations
 
-import math
 import inspect
+import math
 import re
 
 import pytest

@@ -192,7 +192,7 @@ def test_where_there_is_nothing_to_decide_nothing_changes(contest, monkeypatch, 
     elif why == "nobody else":
         timings = {c: t for c, t in timings.items() if c in ours}
     elif why == "capturing":
-        monkeypatch.setattr(private, "capturing", lambda: True)
+        monkeypatch.setattr(devices, "capturing", lambda: True)
     elif why == "in another process":
         monkeypatch.setattr(private, "tunes_elsewhere", lambda: True)
     elif why == "on a CPU":
