@@ -138,24 +138,30 @@ def on_cpu(options) -> int:
 
 # -- GPU
 def configurations(p: QuantizeProblem, all_of_them: bool) -> list[GpuConfig]:
+    """The default first; of all of them all others begin when it does."""
+    own = default(p, sm90a)
     if not all_of_them:
-        return [default(p, sm90a)]
+        return [own]
+    starts = [replace(own, overlap=start) for start in ("none", "late", "early")]
+    ways = [replace(config, kept=True, overlap=own.overlap) for config in ways_to_spread(p)]
+    return list(dict.fromkeys([own, *starts, replace(own, kept=False), *ways]))
+
+
+def ways_to_spread(p: QuantizeProblem) -> list[GpuConfig]:
     if p.rows and p.columns:
         ahead = (((4, 2), 2, 2), ((4, 2), 2, 4), ((8, 1), 2, 2), ((8, 2), 1, 2), ((4, 1), 4, 2))
         staged = product((((8, 2), 1), ((8, 1), 2), ((4, 2), 2)), (2, 4, 8))  # a third tile has no room
-        found = [default(p, sm90a), replace(default(p, sm90a), kept=False), GpuConfig((8, 1), 4, 32, 8, 3, kept=True)]
+        found = [GpuConfig((8, 1), 4, 32, 8, 3)]
         if p.input_type.bytes == 2:
-            found += [GpuConfig(w, 4, 32, 8, beside, 1, strip, True, kept=True) for w, beside, strip in ahead]
-            found += [GpuConfig(w, 4, 32, 8, beside, 1, s, staged=2, kept=True) for (w, beside), s in staged]
+            found += [GpuConfig(w, 4, 32, 8, beside, 1, strip, True) for w, beside, strip in ahead]
+            found += [GpuConfig(w, 4, 32, 8, beside, 1, s, staged=2) for (w, beside), s in staged]
         else:  # where codes are made of narrower numbers, the next tile has registers too
             ways = (False,) if p.per_byte == 1 else (False, True)
-            found += [
-                GpuConfig(w, 4, 32, 8, b, 1, s, way, kept=True) for w, b, s in (*ahead, ((8, 2), 1, 4)) for way in ways
-            ]
-        return list(dict.fromkeys(found))
+            found += [GpuConfig(w, 4, 32, 8, b, 1, s, way) for w, b, s in (*ahead, ((8, 2), 1, 4)) for way in ways]
+        return found
     if p.columns:
         alone = (((8, 1), 3), ((16, 1), 2), ((4, 1), 6), ((4, 2), 4), ((8, 2), 2))
-        return [GpuConfig(waves, 4, 32, 8, beside, kept=True) for waves, beside in alone]
+        return [GpuConfig(waves, 4, 32, 8, beside) for waves, beside in alone]
     cuts = (
         (1, 8, 4, 5),
         (1, 8, 2, 6),
@@ -166,7 +172,7 @@ def configurations(p: QuantizeProblem, all_of_them: bool) -> list[GpuConfig]:
         (1, 8, 4, 4),
         (1, 8, 4, 6),
     )
-    return [GpuConfig((a, b), 1, 32, held, beside, kept=True) for a, b, held, beside in cuts]
+    return [GpuConfig((a, b), 1, 32, held, beside) for a, b, held, beside in cuts]
 
 
 def in_turn(launch: Callable, addresses: list[list]) -> Callable[[], object]:

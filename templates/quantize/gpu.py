@@ -113,7 +113,7 @@ def default(p: QuantizeProblem, target) -> GpuConfig:
 
     sm_90a: the fastest of those that `python -m bench quantize --device cuda --sweep` has measured."""
     if target.name == "sm90a":
-        return replace(_on_sm90a(p, target.lanes), kept=True)
+        return replace(_on_sm90a(p, target.lanes), kept=True, overlap="late")
     if p.columns:  # codes of a column's rows fill a line
         return GpuConfig((SHARE * p.per_byte, 128 * SHARE // (target.lanes * EACH)), SHARE, target.lanes)
     return GpuConfig((SHARE, 1), 1, target.lanes)
@@ -137,6 +137,8 @@ def quantize(k: Kernel, p: QuantizeProblem, cfg: GpuConfig):
     """The kernel; arguments as in arguments.py, a one-dimensional grid of tiles, along rows first."""
     # limits
     k.of_target.beside, k.overlaps = cfg.beside, cfg.overlap != "none"
+    if k.overlaps and k.target.name != "sm90a":
+        raise ValueError(f"{cfg} on {k.target.name}: launches overlap on sm90a only")
     names = declared(p)
     given = dict(zip(names, k.args(**names)))
     given |= {name: replace(given[name], kept=cfg.kept) for name in ("scales", "scales_t") if name in given}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from flykernels.launch.current import Launcher
 from flykernels.targets import sm90a
 from templates.quantize.arguments import outputs, shapes
-from templates.quantize.gpu import GpuConfig
+from templates.quantize.gpu import GpuConfig, default
 from templates.quantize.problem import INPUTS, MODES, QuantizeProblem
 from tests.quantize.case import GUARD, compare, compiled, guarded, numbers, stored
 
@@ -58,6 +59,43 @@ def test_tiles_that_come_by_copies(waves, beside, strip, dtype, format):
                 Launcher(compiled(p, sm90a, c))(x.data_ptr(), *(t.data_ptr() for t in out), m, n)
                 of_both.append(out)
             assert all(torch.equal(a, b) for a, b in zip(*of_both, strict=True))
+
+
+@pytest.mark.parametrize("overlap", ["late", "early"])
+@pytest.mark.parametrize("which", ORIENTATIONS)
+def test_launches_that_begin_while_the_kernel_ahead_ends(which, overlap):
+    """X comes from the kernel ahead, and the one behind writes over X and reads the results; plain and in a graph."""
+    rows, columns = ORIENTATIONS[which]
+    p = QuantizeProblem(n=2048, format="f8E4M3FN", rows=rows, columns=columns)
+    code = compiled(p, sm90a, replace(default(p, sm90a), overlap=overlap))
+    assert code.overlaps
+    launch, m = Launcher(code), 2048
+    given = torch.randn(6, m, p.n, device="cuda").bfloat16()
+    x = torch.zeros_like(given[0])
+    out = [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in shapes(p, m).values()]
+    kept = [torch.zeros(len(given), *t.shape, dtype=torch.uint8, device="cuda") for t in out]
+
+    def all_of_them(wait=lambda: None):
+        for i, wanted in enumerate(given):
+            x.copy_(wanted)
+            wait()
+            launch(x.data_ptr(), *(t.data_ptr() for t in out), m, p.n)
+            launch(x.data_ptr(), *(t.data_ptr() for t in out), m, p.n)  # our own ahead of our own
+            wait()
+            for to, t in zip(kept, out, strict=True):
+                to[i].copy_(t)
+
+    all_of_them(torch.cuda.synchronize)
+    want = [t.clone() for t in kept]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        all_of_them()
+    for run_them in (all_of_them, graph.replay):
+        for _ in range(5):
+            for t in (x, *out, *kept):
+                t.zero_()
+            run_them()
+            assert all(torch.equal(a, b) for a, b in zip(kept, want, strict=True))
 
 
 @pytest.mark.parametrize(("which", "n", "m"), [("rows", 576, 37), ("columns", 90, 64), ("both", 96, 32)])

@@ -83,6 +83,19 @@ def test_stages_are_for_strips(config):
         build(BOTH, replace(STAGED, lanes=64), gfx950)
 
 
+@pytest.mark.parametrize("overlap", ["none", "late", "early"])
+def test_the_kernel_ahead_is_waited_for_before_memory_is_touched(overlap):
+    config = replace(default(BOTH, sm90a), overlap=overlap)
+    code = build(BOTH, config, sm90a)
+    assert code.overlaps == (overlap != "none")
+    assert ("griddepcontrol.launch_dependents;" in code.text) == (overlap == "early")
+    before, _, after = code.text.partition("griddepcontrol.wait;") if code.overlaps else ("", "", code.text)
+    touched = re.compile(r"\b(ld|st|cp\.async\S*)\.global")
+    assert not touched.search(before) and touched.search(after)
+    with pytest.raises((ValueError, TraceError), match="sm90a only"):
+        build(BOTH, replace(default(BOTH, gfx950), overlap="late"), gfx950)
+
+
 @pytest.mark.parametrize("kind", list(sm90a_fp4.FLAT), ids=str)
 def test_three_lines_are_the_codes_of_all_magnitudes(kind):
     """The least of three rounded lines, for every number below 8: what `sm90a_fp4` computes, in numpy."""
