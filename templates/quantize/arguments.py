@@ -32,7 +32,9 @@ def declared(p: QuantizeProblem) -> dict[str, Any]:
 
 
 def shapes(p: QuantizeProblem, m: int) -> dict[str, tuple[int, int]]:
-    """Bytes (rows, row bytes) of each output for M rows. ValueError where M cannot be."""
+    """Bytes (rows, row bytes) of each output for M rows. ValueError where M or N cannot be."""
+    if p.rows and p.n % BLOCK:
+        raise ValueError(f"N = {p.n} is not a multiple of {BLOCK}, the numbers along a row that share a scale")
     if p.columns and m % BLOCK:
         raise ValueError(
             f"M = {m} is not a multiple of {BLOCK}, the numbers along a column that share a scale: pad rows with zeros"

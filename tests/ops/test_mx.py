@@ -86,6 +86,16 @@ def test_only_the_gradients_that_are_asked_for():
     assert w.grad is not None and w.grad.shape == w.shape
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # meta: as while tracing
+@pytest.mark.parametrize("rows", [32, 0])
+def test_rows_of_no_whole_blocks_are_refused_while_tracing_too(device, rows):
+    x = torch.zeros(rows, 50, device=device)
+    with pytest.raises(ValueError, match="N = 50 is not a multiple of 32"):
+        ops.mx_quantize(x)
+    codes, scales = ops.mx_quantize(x, rows=False, columns=True)
+    assert codes.shape == (50, rows) and scales.shape == (50, rows // 32)
+
+
 def test_training_goes_down():
     w = torch.zeros(32, 64, requires_grad=True)
     x, target = torch.randn(96, 64), torch.randn(96, 32)
