@@ -171,7 +171,8 @@ def _cuda(dtype: str, rows: int, width: int, call: str, gradient: bool) -> dict[
         plain.append(times)
     copy = of_each(lambda x: torch.empty_like(x).copy_(x))
     theirs, ours, copied = cuda.replay_us([graphs[False], graphs[True], copy], after_itself=True)
-    row = {"aten_us": theirs, "ours_us": ours, "copy_us": copied, "ratio": theirs / ours, "of_copy": copied / ours}
+    row = {"aten_us": theirs, "ours_us": ours, "copy_us": copied, "ratio": theirs / ours}
+    row |= {} if gradient else {"of_copy": copied / ours}  # forward and backward move x or as much five times, not two
     row |= {f"plain_{name}": statistics.median(t[on] for t in plain) for name, on in (("aten_us", False), ("us", True))}
     row["plain_ratio"] = plain_ratio()
     return row | ({"kernel": contest.name} if contest.name else {})
