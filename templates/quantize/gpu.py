@@ -26,7 +26,7 @@ from flykernels.lang.microscaling import (
     scales_of_bf16,
     words,
     words_down,
-)  # fmt: skip
+)
 from flykernels.lang.values import Value, constant, maximum_or_nan, select, vector_of
 from flykernels.layout import IDENTITY
 from flykernels.microscaling import BLOCK, SCALE_NAN
