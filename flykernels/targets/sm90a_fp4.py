@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..dtypes import DType, bf16, f16, i16, i32
+from ..lang.microscaling import F16_BIAS, F16_MANTISSA, F32_BIAS
 from ..lang.values import Value, constant, fma, maximum, minimum, mlir_type, vector_of
 from ..mlir import intrinsic
 
 FLAT = {bf16: 153 / 512, f16: 307 / 1024}  # 5 * FLAT <= 1.5 < (5 + step) * FLAT, the step at 5; 8 * FLAT < 2.5
 BASE = {bf16: 128, f16: 1024}  # from here on the type steps by 1
 LINES = {kind: ((2.0, 0), (1.0, 2), (flat, 5)) for kind, flat in FLAT.items()}  # slopes and starts
-F32_BIAS, F16_BIAS, F16_MANTISSA = 127, 15, 10
 SIGN, EVEN = 0x08080808, 0x0F0F0F0F  # in bytes with a code each: its sign; all of it
 # What prmt makes of eight bytes, those of two registers: the lowest of each half of both, first halves first; all bits
 # of such a byte the sign of a half; the first halves of both; the second halves.

@@ -9,11 +9,11 @@ there f32 is scaled). f16 has powers of two up to 2^15, and a block of its subno
 from __future__ import annotations
 
 from ..dtypes import DType, f8e4m3fn, f8e5m2, f16, f32, i16, i32
+from ..lang.microscaling import F16_BIAS, F16_MANTISSA, F32_BIAS
 from ..lang.values import Value, maximum, minimum, mlir_type, vector_of
 from ..mlir import intrinsic
 
 FORMATS = {f8e4m3fn: "e4m3x2", f8e5m2: "e5m2x2"}  # PTX's names
-F32_BIAS, F16_BIAS, F16_MANTISSA = 127, 15, 10
 LEAST = F32_BIAS + 1 - F16_BIAS  # biased by 127: f16's powers of two that are normal
 MOST = F32_BIAS + F16_BIAS
 
