@@ -18,7 +18,7 @@ from .double import class_f64, fma64
 from .half import class_f16
 from .operands import Binder, Writer, bad, mask_reader, mask_writer, refuse
 from .state import LANES, Group, pack_mask
-from .valu import sdwa_writer, with_output_modifiers
+from .valu import sdwa_writer, with_output_modifiers, write_half
 
 U32, U64, F32, F64 = np.uint32, np.uint64, np.float32, np.float64
 VCC_OPERAND = Operand("s", VCC, 2)
@@ -261,7 +261,7 @@ def _bitop3(kind: str):
     """Any function of three bits: bit 4a + 2b + c of the table (LLVM's definition; a, b, c have tables f0, cc, aa)."""
 
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
-        write = b.writer(i.operands[0], kind)
+        write = b.writer(i.operands[0], kind) if kind == "u32" else write_half(b, i.operands[0], kind, False)
         ra, rb, rc = (b.typed(o, kind) for o in i.operands[1:4])
         table = i.mods.get("bitop3", 0)
 

@@ -115,8 +115,8 @@ TABLE: dict[str, tuple[str, tuple[str, ...], Callable]] = {
     "v_dot4_u32_u8": ("u32", DOT, _dot(8, False)),
     "v_dot8_i32_i4": ("u32", DOT, _dot(4, True)),
     "v_dot8_u32_u4": ("u32", DOT, _dot(4, False)),
-    "v_ashr_pk_i8_i32": ("u32", ("i32", "i32", "u32"), lambda a, b, c: _pack(a, b, -128, 127, c)),
-    "v_ashr_pk_u8_i32": ("u32", ("i32", "i32", "u32"), lambda a, b, c: _pack(a, b, 0, 255, c)),
+    "v_ashr_pk_i8_i32": ("u16", ("i32", "i32", "u32"), lambda a, b, c: _pack(a, b, -128, 127, c)),
+    "v_ashr_pk_u8_i32": ("u16", ("i32", "i32", "u32"), lambda a, b, c: _pack(a, b, 0, 255, c)),
     "v_cvt_pknorm_i16_f32": ("u32", ("f32", "f32"), _normal(-1, 32767)),
     "v_cvt_pknorm_u16_f32": ("u32", ("f32", "f32"), _normal(0, 65535)),
     "v_sad_u16": ("u32", THREE, lambda a, b, c: c + sum(

@@ -1,24 +1,26 @@
 """Static checks over the control flow: wait states between instructions, and registers that nothing sets.
 
 The hardware does not interlock these, so compilers keep instructions (or s_nop) between. The numbers are those that
-LLVM's hazard recogniser keeps on gfx950, read off its output: a result of a matrix instruction of p passes (4 cycles
-each) may be read or overwritten after p + 4 wait states, by an accumulator input at once if it is exactly that result
-and after p + 2 if it overlaps it; a vector ALU result may be a matrix operand after 2. The rules between other
-instructions are in `others`. An instruction is one wait state, s_nop n is n + 1.
+LLVM's hazard recogniser (release 22) keeps on gfx950, read off its output. A result of a matrix instruction of p passes
+(4 cycles each) may be read or overwritten after p + 4 wait states (p + 3 if p is 2, p + 2 for f32 operands, 18, 19 and
+11 for f64), by an accumulator input at once if it is exactly that result (2 if p is 2) and later if it overlaps it; its
+accumulator input may be overwritten after p - 1; a vector ALU result may be a matrix operand or scale after 2. The
+rules between other instructions are in `others`. An instruction is one wait state, s_nop n is n + 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from . import matrix
 from .asm import EXEC, Instruction, Operand
 from .findings import Collector
 from .program import BRANCH, END, Program, keys, touched
 from .smem import sgpr_key
-from .wait_states import others
+from .wait_states import Judge, Rule, others
 
-AFTER_PASSES, AFTER_OVERLAP, VALU_TO_MATRIX = 4, 2, 2
+VALU_TO_MATRIX = 2
+DOUBLE_READ, DOUBLE_STORED, DOUBLE_OVERWRITTEN, DOUBLE_OVERLAP, DOUBLE_FMA = 19, 18, 11, 17, 2  # after f64 16x16x4
 # matrix cycles per instruction (rocm-libraries, "origami" hardware table; traces of an MI350X agree where they have
 # them)
 CYCLES = {
@@ -47,22 +49,24 @@ def matrix_cycles(i: Instruction) -> int:
 
 
 Clash = tuple[Iterable[int], int]  # registers, and the wait states that they need
-Judge = Callable[[Instruction, frozenset[int], frozenset[int]], Iterable[Clash]]  # of (instruction, read, written)
 
 
 def check_hazards(program: Program, entry: int, collector: Collector) -> None:
     """Reports "mfma-hazard", "wait-states" and "uninitialised-register" findings."""
     facts = [touched(i, program.registers) for i in program.code.instructions]
     has_matrix = any(matrix.is_matrix(i.name) for i in program.code.instructions)
+    follow = lambda k, rule, kind: _follow(program, facts, k, rule, kind, collector)
     for k, i in enumerate(program.code.instructions):
         is_matrix, written = matrix.is_matrix(i.name), facts[k][1]
         results = frozenset(r for r in written if r >= 0)
+        if is_matrix:
+            for rule in _after_matrix(program, i, results):
+                follow(k, rule, "mfma-hazard")
+            continue
         if has_matrix and results and i.name.startswith("v_"):
-            judge = _after_matrix(program, i, results) if is_matrix else _before_matrix(program)
-            most = matrix_cycles(i) // 4 + AFTER_PASSES if is_matrix else VALU_TO_MATRIX
-            _follow(program, facts, k, results, most, judge, "mfma-hazard", collector)
-        if written and not is_matrix:
-            _follow(program, facts, k, written, *others(program, i, written), "wait-states", collector)
+            follow(k, (results, VALU_TO_MATRIX, _before_matrix(program)), "mfma-hazard")
+        if found := others(program, i, written):
+            follow(k, found, "wait-states")
     _uninitialised(program, entry, facts, collector)
 
 
@@ -71,25 +75,49 @@ def _registers(program: Program, o: Operand, count: int) -> frozenset[int]:
 
 
 def _inputs(program: Program, i: Instruction) -> frozenset[int]:
-    """Registers of a matrix instruction's A and B."""
-    return frozenset().union(*(_registers(program, o, count) for o, count in matrix.sources(i)))
+    """Registers of a matrix instruction's A and B, and of their scales."""
+    scales = frozenset().union(*(_registers(program, o, o.count) for o in i.operands[4:6]))
+    return scales.union(*(_registers(program, o, count) for o, count in matrix.sources(i)))
 
 
 def _accumulator(program: Program, i: Instruction) -> frozenset[int]:
     return _registers(program, i.operands[3], i.operands[3].count)
 
 
-def _after_matrix(program: Program, first: Instruction, results: frozenset[int]) -> Judge:
-    """Who may touch a matrix instruction's results when."""
-    passes = matrix_cycles(first) // 4
+def _operands(i: Instruction) -> str:
+    """f64 and f32 operands are multiplied by other units than all narrower ones."""
+    last = i.name.rsplit("_", 1)[1]
+    return last if last in ("f64", "f32") else "narrow"
+
+
+def _after_matrix(program: Program, first: Instruction, results: frozenset[int]) -> list[Rule]:
+    """Who may touch a matrix instruction's results, and its accumulator input, when."""
+    passes, operands = matrix_cycles(first) // 4, _operands(first)
+    done = {"narrow": passes + (4 if passes > 2 else 3), "f32": passes + 2, "f64": DOUBLE_READ}[operands]
+
+    def overlap(i: Instruction) -> int:
+        """Until a matrix instruction may add to what overlaps the results without being exactly them."""
+        if operands == "narrow":
+            return passes + (2 if passes > 2 or _operands(i) == "narrow" else 1)
+        return 0 if _operands(i) == "narrow" else passes if operands == "f32" else DOUBLE_OVERLAP
 
     def judge(i: Instruction, read: frozenset[int], written: frozenset[int]) -> Iterable[Clash]:
-        if not matrix.is_matrix(i.name):
-            return [(read | written, passes + AFTER_PASSES)]
-        c = _accumulator(program, i)  # exactly the result is forwarded
-        return [(_inputs(program, i), passes + AFTER_PASSES), (c if c != results else (), passes + AFTER_OVERLAP)]
+        if matrix.is_matrix(i.name):
+            c = _accumulator(program, i)  # exactly the result is forwarded
+            return [(_inputs(program, i), done), (c, overlap(i) if c != results else 2 if passes == 2 else 0)]
+        if operands != "f64":
+            return [(read | written, done)]
+        fma = results if i.name.startswith(("v_fma_f64", "v_fmac_f64")) else ()
+        reading = DOUBLE_READ if i.name.startswith("v_") else DOUBLE_STORED
+        return [(read, reading), (written, DOUBLE_OVERWRITTEN), (fma, DOUBLE_FMA)]
 
-    return judge
+    def overwriting(i: Instruction, read: frozenset[int], written: frozenset[int]) -> Iterable[Clash]:
+        return [(() if matrix.is_matrix(i.name) else written, passes - 1)]
+
+    rules: list[Rule] = [(results, done, judge)]
+    if operands == "narrow":
+        rules.append((_accumulator(program, first), passes - 1, overwriting))
+    return rules
 
 
 def _before_matrix(program: Program) -> Judge:
@@ -99,11 +127,9 @@ def _before_matrix(program: Program) -> Judge:
     return judge
 
 
-def _follow(
-    program: Program, facts, source: int, registers: frozenset[int], most: int, judge: Judge, kind: str,
-    collector: Collector,
-) -> None:  # fmt: skip
-    """Walks every path from a writer of registers for as long as a hazard may last: `most` wait states."""
+def _follow(program: Program, facts, source: int, rule: Rule, kind: str, collector: Collector) -> None:
+    """Walks every path from a writer (or a reader) of registers for as long as a hazard may last."""
+    registers, most, judge = rule
     todo = [(source + 1, 0, registers)]
     bound = program.bound
     while todo:

@@ -32,6 +32,7 @@ INPUTS = {  # type of A, type of B, bits
     "i8": ("i8", "i8", 8), "f64": ("f64", "f64", 64), "fp8_fp8": ("fp8", "fp8", 8), "fp8_bf8": ("fp8", "bf8", 8),
     "bf8_fp8": ("bf8", "fp8", 8), "bf8_bf8": ("bf8", "bf8", 8),
 }  # fmt: skip
+LARGE_SCALE = 127 + 127 - 15  # E8M0 code: e5m2 reaches almost 2^16
 REGISTERS_OF = {0: 8, 1: 8, 2: 6, 3: 6, 4: 4}  # format code -> registers of a scaled operand
 
 
@@ -258,8 +259,7 @@ def _scaled(i: Instruction, b: Binder, has_scale: bool, rows: int):
         shifts = [U32(8 * (low[k] + 2 * high[k])) for k in (0, 1)]
         scales = [b.raw(i.operands[4]), b.raw(i.operands[5])]
 
-    def scale(g: Group, k: int) -> np.ndarray:
-        byte = (np.broadcast_to(scales[k](g), (g.n, LANES)) >> shifts[k]) & U32(255)
+    def scale(g: Group, k: int, byte: np.ndarray) -> np.ndarray:
         values = convert.E8M0[byte].reshape(g.n, groups, 1, rows)
         return register_rows(values, rows) if k == 0 else values
 
@@ -267,7 +267,12 @@ def _scaled(i: Instruction, b: Binder, has_scale: bool, rows: int):
         x = _cached(g, ra, (fa, "A"), lambda: register_rows(unpack_scaled(g.V[ra : ra + na], fa, rows), rows))
         y = _cached(g, rb, (fb, "B"), lambda: unpack_scaled(g.V[rb : rb + nb], fb, rows))
         if has_scale:
-            x, y = x * scale(g, 0), y * scale(g, 1)
+            raw = [(np.broadcast_to(s(g), (g.n, LANES)) >> shift) & U32(255) for s, shift in zip(scales, shifts)]
+            if (
+                max(int(raw[0].max()), int(raw[1].max())) >= LARGE_SCALE
+            ):  # a value times its scale may leave f32's range
+                x, y = x.astype(np.float64), y.astype(np.float64)
+            x, y = x * scale(g, 0, raw[0]), y * scale(g, 1, raw[1])
         x, y = x.reshape(g.n, -1, rows), y.reshape(g.n, -1, rows)
         add_into(g, where, accumulator(g), np.matmul(x.swapaxes(1, 2), y), rows, F32)
 

@@ -11,14 +11,23 @@ from collections.abc import Callable
 import numpy as np
 
 from .arithmetic import flush
-from .asm import AGPR, EXEC, Instruction, Operand
+from .asm import AGPR, EXEC, M0, VCC, Instruction, Operand
 from .dpp import dpp_lanes
 from .errors import UnknownInstruction
-from .state import DENORMALS_IN, DENORMALS_OUT, LANES, MASK32, OVERFLOW, Group, pack_mask, unpack_mask
+from .state import DENORMALS_IN, DENORMALS_OUT, LANES, MASK32, OVERFLOW, SGPRS, Group, pack_mask, unpack_mask
 
 U32, U64, I64 = np.uint32, np.uint64, np.int64
 SIGN = {"f32": U32(0x80000000), "f16": U32(0x8000), "bf16": U32(0x8000), "u16": U32(0x8000), "u32": U32(0x80000000)}
 WIDE = {"u64", "i64", "f64"}
+MODE_REGISTER = SGPRS  # a number for it, beyond those of scalar registers, where sets of registers are followed
+NAMED = {
+    MODE_REGISTER: "mode",
+    VCC: "vcc_lo",
+    VCC + 1: "vcc_hi",
+    M0: "m0",
+    EXEC: "exec_lo",
+    EXEC + 1: "exec_hi",
+}  # scalar registers
 Reader = Callable[[Group], np.ndarray]
 Writer = Callable[[Group, np.ndarray], None]
 
@@ -43,7 +52,7 @@ class Registers:
 
     def name(self, index: int) -> str:
         if index < 0:
-            return f"s{-index - 1}"
+            return NAMED.get(-index - 1, f"s{-index - 1}")
         return f"v{index}" if index < self.agpr_base else f"a{index - self.agpr_base}"
 
 

@@ -15,7 +15,7 @@ from . import convert
 from .arithmetic import flush, fma16, fma32, maximum_ieee, maximum_number, minimum_ieee, minimum_number
 from .asm import Instruction
 from .operands import Binder, Reader, bad, refuse
-from .state import DENORMALS_IN, LANES, OVERFLOW, Group
+from .state import DENORMALS_IN, DENORMALS_OUT, LANES, OVERFLOW, Group
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
 U16, I16 = np.uint16, np.int16
@@ -47,10 +47,12 @@ PACKED_F32: dict[str, Callable] = {
 
 
 def _half(i: Instruction, b: Binder, o, which: int, negate: int) -> Reader:
-    """One 32-bit half of a pair operand; a constant is the same for both."""
+    """One 32-bit half of a pair operand. Of a constant only the lower half is known: compilers choose it for both."""
     read = b.raw(o, 0 if o.kind == "c" else which)
     if o.kind == "c" and o.value is None and o.literal:
         raise bad(i, "a literal in a packed f32 instruction")
+    if o.kind == "c" and which and o.index:
+        raise bad(i, "the upper half of a constant")
     return (lambda g: read(g) ^ U32(0x80000000)) if negate else read
 
 
@@ -124,11 +126,10 @@ def _packed_16(i: Instruction, b: Binder, kind: str, f: Callable) -> Callable[[G
     negate = (_flags(i, "neg_lo", n, 0), _flags(i, "neg_hi", n, 0))
 
     def reader(o, which: int, neg: int) -> Reader:
-        if o.kind == "c":  # an inline float is its f16 form; an integer fills the low half only
-            bits = int(np.float16(o.value).view(U16)) if o.value is not None else o.index & 0xFFFFFFFF
-            half = (bits >> 16 if which and (o.literal or o.index >> 31) else bits) & 0xFFFF
-            if which and o.value is not None:
-                half = 0
+        if o.kind == "c":  # 32 bits: a float is its f16 form, or for integers its f32 form; so is an integer's sign
+            short = kind == "f16" and o.value is not None
+            bits = int(np.float16(o.value).view(U16)) if short else o.index & 0xFFFFFFFF
+            half = bits >> 16 * which & 0xFFFF
             fixed = np.array([[half ^ (0x8000 if neg else 0)]], U16).view(dtype)
             return lambda g: fixed
         read, flip = b.raw(o), U16(0x8000 if neg else 0)
@@ -165,6 +166,8 @@ def _mix(part: str):
             if clamp:
                 x = np.nan_to_num(np.clip(x, 0, 1), nan=0.0)
             if part == "f32":
+                if b.may_flush and not g.mode & DENORMALS_OUT:
+                    x = flush(x)
                 bits = np.ascontiguousarray(x).view(U32)
             elif part == "low":
                 bits = (g.V[r] & U32(0xFFFF0000)) | convert.half_bits(x)

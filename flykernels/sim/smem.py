@@ -1,5 +1,5 @@
 """Scalar memory: loads from memory into scalar registers. They return out of order, so only lgkmcnt(0) waits for
-them."""
+them. A buffer's range is checked dword by dword: those beyond it read 0 (CDNA3 ISA reference, "Scalar memory")."""
 
 from __future__ import annotations
 
@@ -37,24 +37,35 @@ def land(g: Group, p: Pending) -> None:
         g.refresh_exec()
 
 
+def _size(g: Group, descriptor: int) -> np.ndarray:
+    """Bytes of a buffer [waves]: records are bytes, or as long as the stride where there is one."""
+    stride = g.S[descriptor + 1] >> 16 & 0x3FFF
+    return g.S[descriptor + 2] * np.maximum(stride, 1)
+
+
 def _load(i: Instruction, m: Machine) -> Callable[[Group], None]:
     buffer = i.name in BUFFER_LOADS
     count, where = (BUFFER_LOADS if buffer else LOADS)[i.name], i.operands[0].index
-    base, offset = scalar(i.operands[1], wide=True), scalar(i.operands[2], signed=True)
+    base, offset = scalar(i.operands[1], wide=True), scalar(i.operands[2], signed=i.operands[2].kind == "c")
     more = i.mods.get("offset", 0)
     descriptor = i.operands[1].index
     registers = frozenset(sgpr_key(where + k) for k in range(count))
 
+    def fetch(g: Group, address: np.ndarray, mask: np.ndarray, size: int) -> np.ndarray:
+        m.touch(g, address, mask, size, write=False, track=False)
+        return m.memory.read(address, mask, size, lambda k, t, lanes: m.report(k, t, g, lanes))
+
     def run(g: Group) -> None:
         at = np.broadcast_to(offset(g) + more, g.n)
         address = (base(g) & 0xFFFFFFFFFFFF if buffer else base(g)) + at & ~3
-        mask = np.ones((g.n, 1), bool)
+        address = np.broadcast_to(address, g.n)[:, None]
+        inside = np.full(g.n, count)
         if buffer:
-            mask = (at + 4 * count <= g.S[descriptor + 2])[:, None]
-        m.touch(g, np.broadcast_to(address, g.n)[:, None], mask, 4 * count, write=False, track=False)
-        data = m.memory.read(
-            np.broadcast_to(address, g.n)[:, None], mask, 4 * count, lambda k, t, lanes: m.report(k, t, g, lanes)
-        )
+            inside = np.where(at < 0, 0, (_size(g, descriptor) - (at & ~3)) // 4)
+        if inside.min() >= count:
+            data = fetch(g, address, np.ones((g.n, 1), bool), 4 * count)
+        else:
+            data = np.concatenate([fetch(g, address + 4 * k, (k < inside)[:, None], 4) for k in range(count)])
         p = Pending(registers, land, data[:, :, 0].astype(np.int64), where, pc=g.pc)
         if m.delay_mode:
             land(g, p)

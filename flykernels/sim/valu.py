@@ -18,7 +18,14 @@ TABLE: Table = {**valu_table.TABLE, **half.TABLE, **double.TABLE}
 ACCUMULATE: Table = {**valu_table.ACCUMULATE, **half.ACCUMULATE, **double.ACCUMULATE}
 U32, F32 = np.uint32, np.float32
 FLOATS = ("f32", "f16", "f64")
-SUFFIXES = ("_dpp", "_sdwa")
+HALVES = ("f16", "u16", "i16", "bf16")
+# 16-bit results that leave the register's other half as it is, with op_sel or without: gfx9's three-operand forms and
+# those that only exist there. All others clear the upper half (LLVM knows of those; see also the ISA's "op_sel").
+KEEP = frozenset(
+    [f"v_{f}_{t}" for f in ("min3", "max3", "med3") for t in ("f16", "i16", "u16")]
+    + ["v_fma_f16", "v_mad_f16", "v_mad_u16", "v_mad_i16", "v_add_i16", "v_sub_i16", "v_ashr_pk_i8_i32"]
+    + ["v_ashr_pk_u8_i32"]
+)
 
 
 def bind(i: Instruction, b: Binder) -> Callable[[Group], None] | None:
@@ -39,11 +46,14 @@ def bind(i: Instruction, b: Binder) -> Callable[[Group], None] | None:
         return bind_sdwa(i, b, kind, sources, operands, f)
     if i.name.endswith("_dpp"):
         return bind_dpp(i, b, kind, sources, operands, f)
-    select = i.mods.get("op_sel", [])
-    high = lambda k: bool(select[k]) if k < len(select) else False
+    select = [*i.mods.get("op_sel", []), 0, 0, 0, 0]
+    halves = [o.kind != "c" and t in HALVES for o, t in zip(operands, sources, strict=True)]
+    if any(s and not half for s, half in zip(select, [*halves, kind in HALVES], strict=False)):
+        raise bad(i, "op_sel of an operand that has no halves")
+    high = lambda k: bool(select[k])
     readers = [b.typed(o, t, high(k)) for k, (o, t) in enumerate(zip(operands, sources, strict=True))]
     write = b.writer(i.operands[0], kind)
-    if len(select) > len(sources) and kind in ("f16", "u16", "i16"):
+    if kind in HALVES and (select[len(sources)] or name in KEEP):
         write = write_half(b, i.operands[0], kind, bool(select[len(sources)]))
     return apply(f, readers, write)
 

@@ -374,6 +374,12 @@ VECTOR = [
     ("v_lshrrev_b16 {d}, {a}, {b}", lambda a, b: (b & 0xFFFF) >> (a & 15), False),
 ]  # fmt: skip
 
+# 16-bit results that leave the register's upper half alone; the others clear it
+KEEP_UPPER_HALF = (
+    "v_min3_f16", "v_max3_f16", "v_med3_i16", "v_max3_u16", "v_fma_f16", "v_mad_u16", "v_mad_i16", "v_add_i16",
+    "v_bitop3_b16", "v_ashr_pk_i8_i32",
+)  # fmt: skip
+
 # 16-bit float instructions, compared as f16 in the low half
 HALVES = [
     ("v_add_f16 {d}, {a}, {b}", half_op(lambda x, y: x + y)),

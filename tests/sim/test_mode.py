@@ -49,9 +49,12 @@ def test_mode_may_change_and_be_read():
         POINTER
         + """
     s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0
+    s_nop 1
     s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 3
     s_mov_b32 s8, 2
+    s_nop 0
     s_setreg_b32 hwreg(HW_REG_MODE, 4, 2), s8
+    s_nop 1
     s_getreg_b32 s9, hwreg(HW_REG_MODE, 4, 4)
     s_getreg_b32 s10, hwreg(HW_REG_XCC_ID)
     v_mov_b32 v2, s9
