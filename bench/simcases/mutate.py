@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flykernels.sim.asm import Code, Instruction, Operand
+from flykernels.sim.asm import M0, Code, Instruction, Operand
 from flykernels.sim.delay import run_delayed
 from flykernels.sim.errors import SimulatorError
+from flykernels.sim.findings import failing
 from flykernels.sim.load import Loaded, load
 from flykernels.sim.run import Simulation
 
@@ -22,7 +23,7 @@ from .case import Case
 class Mutant:
     """A kernel with one instruction changed."""
 
-    kind: str  # one of ORDERING, "swizzle broken", "bound off by one"
+    kind: str  # one of ORDERING, "wait state removed", "M0 kept", "swizzle broken", "bound off by one"
     what: str
     loaded: Loaded
     at: int
@@ -73,6 +74,12 @@ def mutants(loaded: Loaded, hits: np.ndarray, watch: Watch) -> Iterator[Mutant]:
         elif i.name in ("buffer_wbl2", "buffer_inv"):
             bare = _with(loaded, at, replace(NOP, where=i.where))
             yield Mutant("flush removed", f"{i.where}: {i.text}", bare, at, watch.budget)
+        elif i.name == "s_nop":
+            shorter = replace(i, operands=(Operand("c", i.operands[0].index - 1),))  # -1: no wait state at all
+            yield Mutant("wait state removed", f"{i.where}: {i.text}", _with(loaded, at, shorter), at, watch.budget)
+        elif i.name.startswith("s_") and i.operands and i.operands[0].kind == "s" and i.operands[0].index == M0:
+            bare = _with(loaded, at, replace(NOP, where=i.where))
+            yield Mutant("M0 kept", f"{i.where}: {i.text}", bare, at, watch.budget)
     for mutant in (*_swizzles(loaded, hits, watch.both), *_bounds(loaded, watch.equal)):
         yield replace(mutant, budget=watch.budget)
 
@@ -206,13 +213,16 @@ def verdict(case: Case, mutant: Mutant, limit: int = 8) -> str:
     Harmless is what is shown to change nothing: every result is bit for bit that of the kernel as it is, with all loads
     as late as the waits allow and the checker silent. Where a wait, a barrier or a flush was changed, moreover no
     operation of the first workgroup that it concerns (those that the wait retired), delayed alone to its wait, changes
-    a result; `limit` operations are tried.
+    a result; `limit` operations are tried. A wait state less changes no result here: it is found, or no rule needs it
+    (compilers keep some for loops' alignment, for registers that another instruction has set since, and after packed
+    instructions, whose op_sel_hi LLVM takes for a destination's).
     """
     arguments = case.arguments()
     try:
-        result = Simulation(
-            mutant.loaded, arguments, case.grid, **{**case.options, "budget": mutant.budget}
-        ).run()  # fmt: skip
+        simulation = Simulation(mutant.loaded, arguments, case.grid, **{**case.options, "budget": mutant.budget})
+        if mutant.kind == "wait state removed":
+            return "found" if failing(simulation.collector.findings) else "harmless"
+        result = simulation.run()
         wrong = case.wrong(arguments)
     except SimulatorError:
         return "refused"
