@@ -240,8 +240,15 @@ def _from_fp8(fmt: convert.Small, both: bool):
 
 
 # -- conversions with a scale (gfx950)
+def power(bits: np.ndarray) -> np.ndarray:
+    """The power of two that a scale means, by its bits as f32: its exponent alone counts, as an E8M0 code does."""
+    return convert.E8M0[(bits >> U32(23)) & U32(255)].astype(F64)
+
+
 def _scaled_down(fmt: convert.Small, source: str):
-    """v_cvt_scalef32_pk_{fp8,bf8,fp4}_{f32,f16,bf16}: two values / scale into a half (fp8) or a byte (fp4) of d."""
+    """v_cvt_scalef32_pk_{fp8,bf8,fp4}_{f32,f16,bf16}: two values / scale into a half (fp8) or a byte (fp4) of d.
+
+    FP8 that is too large is taken to be treated as by v_cvt_pk_fp8_f32: no public text says."""
 
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
         r = b.registers.index(i.operands[0].index)
@@ -249,12 +256,12 @@ def _scaled_down(fmt: convert.Small, source: str):
         if source == "f32":
             ra, rb = b.typed(i.operands[1], "f32"), b.typed(i.operands[2], "f32")
             pair = lambda g: (ra(g), rb(g))
-            scale = b.typed(i.operands[3], "f32")
+            scale = b.raw(i.operands[3])
         else:
             raw = b.raw(i.operands[1])
             unpack = convert.halves_f16 if source == "f16" else convert.halves_bf16
             pair = lambda g: unpack(raw(g))
-            scale = b.typed(i.operands[2], "f32")
+            scale = b.raw(i.operands[2])
         width = 2 * fmt.bits
         if fmt.bits == 4:
             byte = (select[2] if len(select) > 2 else 0) + 2 * (select[3] if len(select) > 3 else 0)
@@ -265,9 +272,8 @@ def _scaled_down(fmt: convert.Small, source: str):
 
         def run(g: Group) -> None:
             x, y = pair(g)
-            # the scale's exponent alone counts
-            by = np.exp2(-(np.floor(np.log2(np.abs(scale(g)).astype(F64)))))
-            low, high = fmt.encode(x.astype(F64) * by), fmt.encode(y.astype(F64) * by)
+            by, saturate = 1 / power(scale(g)), bool(g.mode & OVERFLOW)
+            low, high = (fmt.encode(v.astype(F64) * by, saturate) for v in (x, y))
             bits = np.broadcast_to(low | high << U32(fmt.bits), (g.n, LANES)) << U32(shift)
             np.copyto(g.V[r], (g.V[r] & ~field) | bits, where=g.exec)
 
@@ -280,7 +286,7 @@ def _scaled_up(fmt: convert.Small, target: str):
     """v_cvt_scalef32_pk_{f32,f16,bf16}_{fp8,bf8,fp4}: two codes (selected by op_sel) times scale."""
 
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
-        read, scale = b.raw(i.operands[1]), b.typed(i.operands[2], "f32")
+        read, scale = b.raw(i.operands[1]), b.raw(i.operands[2])
         select = [*i.mods.get("op_sel", []), 0, 0][:2]
         shift = 8 * (select[0] + 2 * select[1]) if fmt.bits == 4 else 16 * select[0]
         mask = U32((1 << fmt.bits) - 1)
@@ -289,7 +295,7 @@ def _scaled_up(fmt: convert.Small, target: str):
 
         def run(g: Group) -> None:
             x = np.broadcast_to(read(g), (g.n, LANES)) >> U32(shift)
-            by = np.exp2(np.floor(np.log2(np.abs(scale(g)).astype(F64))))
+            by = power(scale(g))
             low, high = ((fmt.table[(x >> U32(fmt.bits * k)) & mask] * by).astype(F32) for k in (0, 1))
             if write_next is not None:
                 write(g, low)
@@ -318,11 +324,11 @@ def _scaled_down_32(fmt: convert.Small, source: str):
 
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
         raw = [b.raw(i.operands[1], k) for k in range(16)]
-        scale, unpack = b.typed(i.operands[2], "f32"), convert.halves_f16 if source == "f16" else convert.halves_bf16
+        scale, unpack = b.raw(i.operands[2]), convert.halves_f16 if source == "f16" else convert.halves_bf16
         write = [b.writer(i.operands[0], "u32", k) for k in range(6)]
 
         def run(g: Group) -> None:
-            by = np.exp2(-np.floor(np.log2(np.abs(scale(g)).astype(F64))))
+            by = 1 / power(scale(g))
             values = [v for r in raw for v in unpack(np.broadcast_to(r(g), (g.n, LANES)))]
             for w, bits in zip(write, _bits6([fmt.encode(v.astype(F64) * by) for v in values]), strict=True):
                 w(g, bits)
@@ -336,13 +342,13 @@ def _scaled_up_32(fmt: convert.Small, target: str):
     """v_cvt_scalef32_pk32_{f32,f16,bf16}_{fp6,bf6}: the 32 codes of 6 registers times scale."""
 
     def make(i: Instruction, b: Binder) -> Callable[[Group], None]:
-        raw, scale = [b.raw(i.operands[1], k) for k in range(6)], b.typed(i.operands[2], "f32")
+        raw, scale = [b.raw(i.operands[1], k) for k in range(6)], b.raw(i.operands[2])
         kind, count = ("f32", 32) if target == "f32" else ("u32", 16)
         write = [b.writer(i.operands[0], kind, k) for k in range(count)]
         pack = convert.pack_bf16 if target == "bf16" else convert.pack_half
 
         def run(g: Group) -> None:
-            by = np.exp2(np.floor(np.log2(np.abs(scale(g)).astype(F64))))
+            by = power(scale(g))
             words = [np.broadcast_to(r(g), (g.n, LANES)).astype(np.uint64) for r in raw] + [np.uint64(0)]
             values = []
             for k in range(32):

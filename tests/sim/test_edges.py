@@ -123,3 +123,29 @@ def test_a_value_times_its_scale_may_leave_the_range_of_f32(large, small):
     beyond = execute(line, a, a, c, np.full((2, 64), 254, np.uint32)).view(np.float32)
     nothing = execute(line, a, a, c, np.stack([np.full(64, 254, np.uint32), np.full(64, 255, np.uint32)]))
     assert np.isinf(beyond).all() and np.isnan(nothing.view(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "scale", "overflow", "code"),
+    [
+        (500.0, 0x3F800000, 0, 0x7F),  # beyond 448: NaN, as without a scale
+        (500.0, 0x3F800000, 1, 0x7E),  # FP16_OVFL: the largest
+        (500.0, 0x40000000, 0, 0x78),  # 250 is 256
+        (3.0, 0x3FC00000, 0, 0x44),  # 1.5 is the scale 1
+        (2.0**-126, 0x00000000, 0, 0x40),  # exponent 0: 2^-127
+        (2.0**-126, 0x00000001, 0, 0x40),
+        (1.0, 0x7F800000, 0, 0x7F),  # exponent 255: NaN
+        (0.0, 0x7FC00000, 1, 0x7F),
+    ],
+)
+def test_of_a_conversion_s_scale_the_exponent_counts(value, scale, overflow, code):
+    bits = int(np.float32(value).view(np.uint32))
+    line = f"""
+    s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), {overflow}
+    v_mov_b32 v6, {bits:#x}
+    v_mov_b32 v7, {scale:#x}
+    v_mov_b32 v5, 0
+    v_cvt_scalef32_pk_fp8_f32 {{d}}, v6, v6, v7
+    """
+    _, got = vector(line)
+    assert (got & 0x7F7F == code * 0x101).all() and (got >> 16 == 0).all()
