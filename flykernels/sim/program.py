@@ -105,7 +105,8 @@ def touched(i: Instruction, registers: Registers) -> tuple[frozenset[int], froze
     first = i.operands[0] if i.operands else None
     reads_destination = i.name.startswith((
         "v_fmac", "v_mac", "v_dot2c", "s_addk", "s_mulk", "s_bitset", "v_permlane", "v_swap", "v_fma_mixlo",
-        "v_fma_mixhi", "s_cmov",
+        "v_fma_mixhi", "s_cmov", "v_writelane", "v_cvt_pk_fp8", "v_cvt_pk_bf8", "v_cvt_scalef32_pk_fp8",
+        "v_cvt_scalef32_pk_bf8", "v_cvt_scalef32_pk_fp4",
     ))  # fmt: skip
     if first is not None and (reads_destination or "_d16" in i.name):
         read.update(keys(first, first.count, registers))
