@@ -8,6 +8,7 @@ where the hardware is allowed 1 ulp, and flush denormals as the hardware does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -49,22 +50,51 @@ def fma16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return (a.astype(F64) * b.astype(F64) + c.astype(F64)).astype(np.float16)
 
 
+def _bits(x: np.ndarray) -> tuple[np.ndarray, Any]:
+    """(codes of floats, the bit that makes a NaN a quiet one)."""
+    kinds: dict[int, tuple[Any, int]] = {2: (np.uint16, 9), 4: (U32, 22), 8: (U64, 51)}
+    raw, bit = kinds[x.dtype.itemsize]
+    return np.ascontiguousarray(x).view(raw), raw(1 << bit)
+
+
+def quiet(x: np.ndarray) -> np.ndarray:
+    """Every NaN made a quiet one, its payload kept."""
+    codes, bit = _bits(x)
+    return np.where(np.isnan(x), (codes | bit).view(x.dtype), x)
+
+
+def _signals(x: np.ndarray) -> np.ndarray:
+    codes, bit = _bits(x)
+    return np.isnan(x) & (codes & bit == 0)
+
+
+def _number(a: np.ndarray, b: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """a where it is to be chosen, else b; a quiet NaN loses to a number, a signalling one wins and becomes quiet, as
+    they do with MODE's IEEE bit set (mode.py)."""
+    lost_a, lost_b = np.isnan(a), np.isnan(b)
+    chosen = np.where(first, a, b)
+    if not (lost_a.any() or lost_b.any()):
+        return chosen
+    chosen = np.where(lost_a, b, np.where(lost_b, a, chosen))
+    return quiet(np.where(_signals(a), a, np.where(_signals(b), b, chosen)))
+
+
 def minimum_number(a, b):
-    """IEEE minNum: a NaN loses to a number; -0 < +0."""
-    return np.where(np.isnan(a), b, np.where(np.isnan(b), a, np.where((a < b) | ((a == b) & np.signbit(a)), a, b)))
+    """IEEE-754:2008 minNum; -0 < +0."""
+    return _number(a, b, (a < b) | ((a == b) & np.signbit(a)))
 
 
 def maximum_number(a, b):
-    return np.where(np.isnan(a), b, np.where(np.isnan(b), a, np.where((a > b) | ((a == b) & ~np.signbit(a)), a, b)))
+    return _number(a, b, (a > b) | ((a == b) & ~np.signbit(a)))
 
 
 def minimum_ieee(a, b):
     """IEEE-754:2019 minimum: a NaN wins."""
-    return np.where(np.isnan(a), a, np.where(np.isnan(b), b, minimum_number(a, b)))
+    return quiet(np.where(np.isnan(a), a, np.where(np.isnan(b), b, minimum_number(a, b))))
 
 
 def maximum_ieee(a, b):
-    return np.where(np.isnan(a), a, np.where(np.isnan(b), b, maximum_number(a, b)))
+    return quiet(np.where(np.isnan(a), a, np.where(np.isnan(b), b, maximum_number(a, b))))
 
 
 def median(a, b, c, low=np.minimum, high=np.maximum):

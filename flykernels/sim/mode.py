@@ -1,7 +1,8 @@
 """The MODE register: what a kernel may set of rounding, denormals and overflow, and reads of other hardware registers.
 
 Simulated: f32 denormals kept or flushed (sources and results apart), and FP16_OVFL, which makes fp8 conversions
-saturate. Rounding is to nearest even, and f16 and f64 denormals are kept; anything else is an error that says so.
+saturate. Rounding is to nearest even, f16 and f64 denormals are kept, and NaN are treated as with the IEEE and
+DX10_CLAMP bits (minima, maxima; clamps); anything else is an error that says so.
 Fields: CDNA3 ISA reference, "Mode register"; kernel descriptor: LLVM's AMDGPU usage guide, COMPUTE_PGM_RSRC1.
 """
 
@@ -17,6 +18,7 @@ from .errors import UnknownInstruction
 from .operands import bad, scalar, write_scalar
 from .state import Group
 
+NAN_AS_USUAL = 3 << 8  # DX10_CLAMP and IEEE
 ROUND, DENORMALS_WIDE = 0xF, 0xC0  # rounding of all types; denormals of f16 and f64
 _HWREG = re.compile(r"hwreg\((?:HW_REG_)?(\w+)(?:,\s*(\d+),\s*(\d+))?\)")
 IDENTITY = ("XCC_ID", "HW_ID", "LDS_ALLOC")  # where a wave runs: 0 here
@@ -41,6 +43,8 @@ def check(mode: int, where: str) -> int:
         raise UnknownInstruction(f"{where}: rounding other than to nearest even is not simulated (MODE {mode:#x})")
     if mode & DENORMALS_WIDE != DENORMALS_WIDE:
         raise UnknownInstruction(f"{where}: flushing f16 and f64 denormals is not simulated (MODE {mode:#x})")
+    if mode & NAN_AS_USUAL != NAN_AS_USUAL:
+        raise UnknownInstruction(f"{where}: MODE without its IEEE or DX10_CLAMP bit is not simulated (MODE {mode:#x})")
     return mode
 
 

@@ -99,7 +99,14 @@ def mul(a: int, b: int) -> int:
     return round_fraction(Fraction(x) * Fraction(y), negative)
 
 
+def signals(u: int) -> bool:
+    """Whether the code is a signalling NaN's: a minimum or maximum with one is NaN."""
+    return isnan(u) and not u >> 22 & 1
+
+
 def number_min(a: int, b: int) -> int:
+    if signals(a) or signals(b):
+        return QUIET
     if isnan(a):
         return b if not isnan(b) else QUIET
     if isnan(b):
@@ -110,6 +117,8 @@ def number_min(a: int, b: int) -> int:
 
 
 def number_max(a: int, b: int) -> int:
+    if signals(a) or signals(b):
+        return QUIET
     if isnan(a):
         return b if not isnan(b) else QUIET
     if isnan(b):
@@ -222,10 +231,10 @@ def half_op(f):
 
 
 def half_maximum(a: int, b: int) -> int:
-    """The greater of two f16, +0 above -0; the first NaN if there is one."""
+    """The greater of two f16, +0 above -0; the first NaN if there is one, made a quiet one."""
     x, y = f16(a), f16(b)
     if math.isnan(x) or math.isnan(y):
-        return a if math.isnan(x) else b
+        return (a if math.isnan(x) else b) | 1 << 9
     return a if (x, math.copysign(1, x)) > (y, math.copysign(1, y)) else b
 
 
@@ -250,14 +259,17 @@ def floor_int(a: int) -> int:
 
 
 def half_number(pick):
-    """Minimum or maximum of f16 numbers, a NaN losing, -0 below +0."""
+    """Minimum or maximum of f16 numbers, -0 below +0: a quiet NaN loses, with a signalling one the result is a NaN."""
     key = lambda u: (f16(u), -(u >> 15 & 1))
 
-    def f(*codes):
-        numbers = [c for c in codes if not math.isnan(f16(c))]
-        return pick(numbers, key=key) & 0xFFFF if numbers else 0x7E00
+    def two(a: int, b: int) -> int:
+        a, b = a & 0xFFFF, b & 0xFFFF
+        nan = [u for u in (a, b) if math.isnan(f16(u))]
+        if any(not u >> 9 & 1 for u in nan) or len(nan) == 2:
+            return 0x7E00
+        return pick([u for u in (a, b) if u not in nan], key=key)
 
-    return f
+    return lambda a, b, c: two(two(a, b), c)
 
 
 def half_one(f):

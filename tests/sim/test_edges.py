@@ -149,3 +149,24 @@ def test_of_a_conversion_s_scale_the_exponent_counts(value, scale, overflow, cod
     """
     _, got = vector(line)
     assert (got & 0x7F7F == code * 0x101).all() and (got >> 16 == 0).all()
+
+
+# -- NaN
+@pytest.mark.parametrize(
+    ("a", "b", "want"),
+    [
+        (0x7FC00001, 0x3F800000, 0x3F800000),  # quiet: the number
+        (0x7F800001, 0x3F800000, 0x7FC00001),  # signalling: itself, made quiet
+        (0x3F800000, 0xFF800001, 0xFFC00001),
+        (0x7F800001, 0x7F800001, 0x7FC00001),  # how compilers make a NaN quiet
+    ],
+)
+@pytest.mark.parametrize("name", ["v_max_f32", "v_min_f32"])
+def test_a_signalling_nan_is_no_quiet_one(name, a, b, want):
+    _, got = vector(f"v_mov_b32 v6, {a:#x}\nv_mov_b32 v7, {b:#x}\n{name} {{d}}, v6, v7")
+    assert (got == want).all()
+
+
+def test_modes_with_other_nans_are_refused():
+    with pytest.raises(UnknownInstruction, match="IEEE"):
+        run("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 9, 1), 0", [words(1)])
