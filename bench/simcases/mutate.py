@@ -214,8 +214,8 @@ def verdict(case: Case, mutant: Mutant, limit: int = 8) -> str:
     as late as the waits allow and the checker silent. Where a wait, a barrier or a flush was changed, moreover no
     operation of the first workgroup that it concerns (those that the wait retired), delayed alone to its wait, changes
     a result; `limit` operations are tried. A wait state less changes no result here: it is found, or no rule needs it
-    (LLVM keeps some for loops' alignment, for registers that another instruction has set since, within clauses of loads,
-    after empty inline assembly, and after packed instructions, whose op_sel_hi it takes for a destination's).
+    (LLVM keeps some for loops' alignment, for registers that another instruction has set since, within clauses of
+    loads, after empty inline assembly, and after packed instructions, whose op_sel_hi it takes for a destination's).
     """
     arguments = case.arguments()
     try:
