@@ -90,6 +90,16 @@ def check(got: Sequence[Any], x: Any, k: int, dim: int, largest: bool, aten: Seq
         raise Wrong("indices are not those of the first of equal elements")
 
 
+def as_called(p: TopKProblem, make: Callable[[int], Any]) -> tuple[Any, int]:
+    """(x, dimension) of a call that the door takes for this problem: of its slot. make(n): n numbers."""
+    if p.layout == "any":
+        beside = max(2, p.rows)  # what lies between a row's elements
+        return make(p.width * beside).view(p.width, beside)[:, : p.rows], 0
+    unit = max(1, p.align // p.element.bytes) if p.align >= WIDEST else 1
+    step, off = -(-p.width // unit) * unit if p.rows > 1 else p.width, 0 if p.align >= WIDEST else 1
+    return make(p.rows * step + off)[off:].view(p.rows, step)[:, : p.width], -1
+
+
 class CpuTopK:
     """The table behind the door on the CPU."""
 
@@ -127,9 +137,7 @@ class CpuTopK:
 
         target = getattr(targets, self.device.target)
         dtype = next(t for t, name in NAMES.items() if name == p.dtype)
-        offset, dim = (0 if p.align >= WIDEST else 1), (-1 if p.layout == "last" else 0)
-        shape = (p.rows, p.width) if p.layout == "last" else (p.width, p.rows)
-        x = _random(p.rows * p.width + offset, dtype, "cpu")[offset:].view(shape)
+        x, dim = as_called(p, lambda n: _random(n, dtype, "cpu"))
         candidates = []
         for c in configurations(p, target, threads).kept:
 

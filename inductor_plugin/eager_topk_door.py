@@ -21,8 +21,7 @@ from . import eager_code, eager_gate, private
 from .devices import Device
 from .eager_gate import Candidate
 from .eager_rms_door import DEVICE_TYPE, LAUNCH, LIBRARIES
-from .eager_topk import HARD_FROM, NAMES, GpuTopK, _name, case_of, check, chosen, problem_of
-from .strides import WIDEST
+from .eager_topk import HARD_FROM, NAMES, GpuTopK, _name, as_called, case_of, check, chosen, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -150,16 +149,6 @@ class DoorTopK:
     def forget(self) -> None:
         self.door.forget()
         self.topk.forget()
-
-
-def as_called(p: TopKProblem, make: Callable[[int], Any]) -> tuple[Any, int]:
-    """(x, dimension) of a call that the door takes for this problem: of its slot. make(n): n numbers."""
-    if p.layout == "any":
-        beside = max(2, p.rows)  # what lies between a row's elements
-        return make(p.width * beside).view(p.width, beside)[:, : p.rows], 0
-    unit = max(1, p.align // p.element.bytes) if p.align >= WIDEST else 1
-    step, off = -(-p.width // unit) * unit if p.rows > 1 else p.width, 0 if p.align >= WIDEST else 1
-    return make(p.rows * step + off)[off:].view(p.rows, step)[:, : p.width], -1
 
 
 def rows_together(codes: Iterable[Any], config: TopKConfig, p: TopKProblem) -> int | None:
