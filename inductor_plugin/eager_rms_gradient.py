@@ -19,7 +19,7 @@ from templates.rms_norm.space import configurations
 
 from . import eager_code, eager_gate
 from .devices import Device
-from .eager_gate import Candidate
+from .eager_gate import Candidate, drawn
 from .eager_rms_call import (
     NAMES,
     axes_of,
@@ -229,7 +229,7 @@ class Gradients:
         """(step() -> (y, dx, dweight if there is a weight), what `compare` holds them at least against)."""
         leaf = x.detach().requires_grad_()
         own = weight.detach().requires_grad_() if weight is not None else None
-        dy = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)
+        dy = drawn(2, x.shape, x.dtype, x.device)
         wanted = [leaf, *([own] if own is not None else [])]
 
         def run():

@@ -24,7 +24,7 @@ from templates.topk.space import configurations
 
 from . import eager_code, eager_gate, private
 from .devices import Device
-from .eager_gate import Candidate, Wrong, bucket
+from .eager_gate import Candidate, Wrong, bucket, drawn
 from .strides import WIDEST
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class CpuTopK:
 
         target = getattr(targets, self.device.target)
         dtype = next(t for t, name in NAMES.items() if name == p.dtype)
-        x, dim = as_called(p, lambda n: _random(n, dtype, "cpu"))
+        x, dim = as_called(p, lambda n: drawn(0, (n,), dtype))
         candidates = []
         for c in configurations(p, target, threads).kept:
 
@@ -371,14 +371,6 @@ def _span(x: Any) -> tuple[int, int]:
     """First byte, and the byte after the last."""
     last = sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
-
-
-def _random(n: int, dtype: Any, device: str) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        if dtype.is_floating_point:
-            return torch.randn(n, device=device).to(dtype)
-        ends = torch.iinfo(dtype)
-        return torch.randint(ends.min, ends.max, (n,), dtype=dtype, device=device)
 
 
 def _name(config: TopKConfig) -> str:

@@ -19,7 +19,7 @@ from templates.topk.space import configurations
 
 from . import eager_code, eager_gate, private
 from .devices import Device
-from .eager_gate import Candidate
+from .eager_gate import Candidate, drawn
 from .eager_rms_door import DEVICE_TYPE, LAUNCH, LIBRARIES
 from .eager_topk import HARD_FROM, NAMES, GpuTopK, _name, as_called, case_of, check, chosen, problem_of
 
@@ -107,8 +107,8 @@ class DoorTopK:
 
         target = getattr(targets, self.device.target)
         dtype = next(t for t, name in NAMES.items() if name == p.dtype)
-        with torch.cuda.device(number), torch.no_grad(), torch.random.fork_rng(devices=[number]):
-            x, dim = as_called(p, lambda n: torch.randn(n, device="cuda", dtype=dtype))
+        with torch.cuda.device(number), torch.no_grad():
+            x, dim = as_called(p, lambda n: drawn(0, (n,), dtype, "cuda"))
             hard = as_called(p, lambda n: torch.zeros(n, device="cuda", dtype=dtype))[0] if p.k > HARD_FROM else None
             candidates, kept = [], configurations(p, target).kept
             eager_code.build_ahead("topk", [(p, c.config.key()) for c in kept], target.name)
