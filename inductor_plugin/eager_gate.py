@@ -65,6 +65,20 @@ class Candidate:
     use: Callable[[], None]
 
 
+def drawn(seed: int, size: Sequence[int], dtype: Any, device: Any = "cpu") -> Any:
+    """Random elements to measure with; integers from a type's whole range. Equal seeds give equal elements.
+
+    They come of a generator of their own: what the user draws, and seeds that another thread sets meanwhile, are as if
+    nothing had been measured."""
+    import torch
+
+    own = torch.Generator(device).manual_seed(seed)
+    if dtype.is_floating_point:
+        return torch.randn(size, device=device, generator=own, dtype=torch.float32).to(dtype)
+    ends = torch.iinfo(dtype)
+    return torch.randint(ends.min, ends.max, size, dtype=dtype, device=device, generator=own)
+
+
 def bucket(n: int) -> int:
     """The power of two that stands for n: the least one that is not smaller."""
     return 1 << max(0, n - 1).bit_length()

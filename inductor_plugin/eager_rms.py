@@ -292,7 +292,7 @@ class RMSNorm(Gradients):
         def aten():
             self.plans[key] = None
 
-        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad):
+        with torch.set_grad_enabled(grad):
             least: tuple[Any, ...] = ()
             if grad:
                 run, least = self.training_step(x, shape, weight, eps)

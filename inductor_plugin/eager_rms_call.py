@@ -99,16 +99,6 @@ def dense(size: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-def axes_of(x: Any, width: int) -> int:
-    """How many of x's last axes make up `width`."""
-    total = 1
-    for n, size in enumerate(reversed(x.shape), 1):
-        total *= size
-        if total == width:
-            return n
-    return x.dim()
-
-
 def bytes_like(like: Any, size: int) -> Any:
     return torch.empty(size, dtype=torch.uint8, device=like.device)
 

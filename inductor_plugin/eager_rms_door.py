@@ -18,7 +18,7 @@ from templates.rms_norm.space import configurations
 
 from . import eager_code, eager_gate
 from .devices import Device
-from .eager_gate import Candidate
+from .eager_gate import Candidate, drawn
 from .eager_rms import RMSNorm
 from .eager_rms_call import NAMES, NUMBERS, TYPES, case_of, compare, gradient_sizes, name_of
 from .strides import WIDEST
@@ -103,10 +103,10 @@ class GpuRMSNorm:
         target = getattr(targets, self.device.target)
         width, rows, kind = p.width or 1, p.rows_hint, TYPES[p.dtype]
         off = 0 if p.align >= WIDEST else p.align // kind.itemsize
-        with torch.cuda.device(number), torch.no_grad(), torch.random.fork_rng(devices=[number]):
-            draw = lambda: torch.randn(rows * width + off, device="cuda").to(kind)[off:].view(rows, width)
-            x = draw()
-            weight = None if p.weight_dtype == "none" else torch.randn(width, device="cuda").to(TYPES[p.weight_dtype])
+        with torch.cuda.device(number), torch.no_grad():
+            draw = lambda seed: drawn(seed, (rows * width + off,), kind, "cuda")[off:].view(rows, width)
+            x = draw(0)
+            weight = None if p.weight_dtype == "none" else drawn(1, (width,), TYPES[p.weight_dtype], "cuda")
             candidates, kept = [], [c.config.key() for c in configurations(p, target).kept]
             kept = [config for config in kept if config.get("slices", 1) == 1]
             eager_code.build_ahead("rms_norm", [(p, config) for config in kept], target.name)
@@ -123,11 +123,11 @@ class GpuRMSNorm:
             least: tuple[Any, ...] = ()
             if p.backward:
                 rstd = (x.float().pow(2).mean(-1, keepdim=True) + EPS).rsqrt()
-                operands = draw(), x, [width], rstd, weight, [True, p.weight_gradient]
+                operands = draw(2), x, [width], rstd, weight, [True, p.weight_gradient]
                 once = run = lambda: torch.ops.aten._fused_rms_norm_backward(*operands)
                 least = gradient_sizes(*operands[:5])
             else:  # what L2 does not hold is other data each time, as in a model: some of the last call's stays there
-                in_turn = itertools.cycle([x, draw()] if 0 < target.limits.l2_bytes < x.nbytes else [x])
+                in_turn = itertools.cycle([x, draw(2)] if 0 < target.limits.l2_bytes < x.nbytes else [x])
                 once = lambda: torch.ops.aten._fused_rms_norm(x, [width], weight, EPS)
                 run = lambda: torch.ops.aten._fused_rms_norm(next(in_turn), [width], weight, EPS)
             aten = lambda: put(torch_door.ATEN)

@@ -19,10 +19,9 @@ from templates.rms_norm.space import configurations
 
 from . import eager_code, eager_gate
 from .devices import Device
-from .eager_gate import Candidate
+from .eager_gate import Candidate, drawn
 from .eager_rms_call import (
     NAMES,
-    axes_of,
     bytes_like,
     case_of,
     compare,
@@ -116,7 +115,7 @@ class Gradients:
         for_good, plan = True, None
         try:
             bind = lambda config, artefact: self.bind_gradient(
-                problem, rows, width, x_row, dy_row, lies is None, x, mask, config, artefact
+                problem, rows, width, x_row, dy_row, lies is None, x, len(shape), mask, config, artefact
             )
             if self.on_cpu:
                 known = self.known.get((problem.dtype, problem.weight_dtype))
@@ -142,7 +141,7 @@ class Gradients:
 
     def bind_gradient(
         self, problem: RMSNormProblem, rows: int, width: int, x_row: int, dy_row: int, copy: bool, like: Any,
-        mask: Sequence[bool], config: dict, artefact: str | None,
+        axes: int, mask: Sequence[bool], config: dict, artefact: str | None,
     ) -> Callable:  # fmt: skip
         """plan(dy, x, rstd, weight) -> (dx, dweight)."""
         kernel = self._kernel_problem(problem)
@@ -155,7 +154,7 @@ class Gradients:
         numbers = tuple(given[name] for name in scalars(kernel))
         space = chosen.workspace_bytes(rows, width, parts) if eager_code.takes_workspace(codes) else 0
         size, strides, kind = tuple(like.shape), dense(like.shape), like.dtype
-        normalized = tuple(like.shape[-axes_of(like, width) :])
+        normalized = tuple(like.shape[-axes:])
         weight_strides = dense(normalized)
 
         def run(dy, x, rstd, weight):
@@ -229,7 +228,7 @@ class Gradients:
         """(step() -> (y, dx, dweight if there is a weight), what `compare` holds them at least against)."""
         leaf = x.detach().requires_grad_()
         own = weight.detach().requires_grad_() if weight is not None else None
-        dy = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)
+        dy = drawn(2, x.shape, x.dtype, x.device)
         wanted = [leaf, *([own] if own is not None else [])]
 
         def run():

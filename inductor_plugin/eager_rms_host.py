@@ -15,7 +15,7 @@ from templates.rms_norm.problem import RMSNormProblem
 from templates.rms_norm.space import configurations
 
 from . import eager_code, eager_gate, private
-from .eager_gate import Candidate
+from .eager_gate import Candidate, drawn
 from .eager_rms import RMSNorm
 from .eager_rms_call import NAMES, NUMBERS, TYPES, case_of, compare, name_of
 
@@ -115,9 +115,8 @@ class HostRMSNorm:
         target, width = getattr(targets, self.device.target), p.width or 1
         rows = min(p.rows_hint, max(1, MEASURED_ELEMENTS // width))
         put = lambda state, **how: self.door.put(width, (rows - 1).bit_length(), code, state, **how)
-        draw = lambda kind, *size: torch.randn(*size).to(TYPES[kind])
-        x = draw(p.dtype, rows, width)
-        weight = None if p.weight_dtype == "none" else draw(p.weight_dtype, width)
+        x = drawn(0, (rows, width), TYPES[p.dtype])
+        weight = None if p.weight_dtype == "none" else drawn(1, (width,), TYPES[p.weight_dtype])
         candidates = []
         for c in configurations(p.canonical(self.device), target).kept:
 
@@ -134,7 +133,7 @@ class HostRMSNorm:
             make.name = name_of(c.config.key())  # type: ignore[attr-defined]
             candidates.append(make)
         aten = lambda: put(torch_door.ATEN)
-        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradient):
+        with torch.set_grad_enabled(gradient):
             run: Callable[[], Any] = lambda: torch.rms_norm(x, [width], weight, EPS)
             least: tuple[Any, ...] = ()
             if gradient:

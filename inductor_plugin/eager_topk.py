@@ -24,7 +24,7 @@ from templates.topk.space import configurations
 
 from . import eager_code, eager_gate, private
 from .devices import Device
-from .eager_gate import Candidate, Wrong, bucket
+from .eager_gate import Candidate, Wrong, bucket, drawn
 from .strides import WIDEST
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,16 @@ def check(got: Sequence[Any], x: Any, k: int, dim: int, largest: bool, aten: Seq
         raise Wrong("indices are not those of the first of equal elements")
 
 
+def as_called(p: TopKProblem, make: Callable[[int], Any]) -> tuple[Any, int]:
+    """(x, dimension) of a call that the door takes for this problem: of its slot. make(n): n numbers."""
+    if p.layout == "any":
+        beside = max(2, p.rows)  # what lies between a row's elements
+        return make(p.width * beside).view(p.width, beside)[:, : p.rows], 0
+    unit = max(1, p.align // p.element.bytes) if p.align >= WIDEST else 1
+    step, off = -(-p.width // unit) * unit if p.rows > 1 else p.width, 0 if p.align >= WIDEST else 1
+    return make(p.rows * step + off)[off:].view(p.rows, step)[:, : p.width], -1
+
+
 class CpuTopK:
     """The table behind the door on the CPU."""
 
@@ -127,9 +137,7 @@ class CpuTopK:
 
         target = getattr(targets, self.device.target)
         dtype = next(t for t, name in NAMES.items() if name == p.dtype)
-        offset, dim = (0 if p.align >= WIDEST else 1), (-1 if p.layout == "last" else 0)
-        shape = (p.rows, p.width) if p.layout == "last" else (p.width, p.rows)
-        x = _random(p.rows * p.width + offset, dtype, "cpu")[offset:].view(shape)
+        x, dim = as_called(p, lambda n: drawn(0, (n,), dtype))
         candidates = []
         for c in configurations(p, target, threads).kept:
 
@@ -363,14 +371,6 @@ def _span(x: Any) -> tuple[int, int]:
     """First byte, and the byte after the last."""
     last = sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
-
-
-def _random(n: int, dtype: Any, device: str) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        if dtype.is_floating_point:
-            return torch.randn(n, device=device).to(dtype)
-        ends = torch.iinfo(dtype)
-        return torch.randint(ends.min, ends.max, (n,), dtype=dtype, device=device)
 
 
 def _name(config: TopKConfig) -> str:

@@ -19,10 +19,9 @@ from templates.topk.space import configurations
 
 from . import eager_code, eager_gate, private
 from .devices import Device
-from .eager_gate import Candidate
+from .eager_gate import Candidate, drawn
 from .eager_rms_door import DEVICE_TYPE, LAUNCH, LIBRARIES
-from .eager_topk import HARD_FROM, NAMES, GpuTopK, _name, case_of, check, chosen, problem_of
-from .strides import WIDEST
+from .eager_topk import HARD_FROM, NAMES, GpuTopK, _name, as_called, case_of, check, chosen, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +107,8 @@ class DoorTopK:
 
         target = getattr(targets, self.device.target)
         dtype = next(t for t, name in NAMES.items() if name == p.dtype)
-        with torch.cuda.device(number), torch.no_grad(), torch.random.fork_rng(devices=[number]):
-            x, dim = as_called(p, lambda n: torch.randn(n, device="cuda", dtype=dtype))
+        with torch.cuda.device(number), torch.no_grad():
+            x, dim = as_called(p, lambda n: drawn(0, (n,), dtype, "cuda"))
             hard = as_called(p, lambda n: torch.zeros(n, device="cuda", dtype=dtype))[0] if p.k > HARD_FROM else None
             candidates, kept = [], configurations(p, target).kept
             eager_code.build_ahead("topk", [(p, c.config.key()) for c in kept], target.name)
@@ -150,16 +149,6 @@ class DoorTopK:
     def forget(self) -> None:
         self.door.forget()
         self.topk.forget()
-
-
-def as_called(p: TopKProblem, make: Callable[[int], Any]) -> tuple[Any, int]:
-    """(x, dimension) of a call that the door takes for this problem: of its slot. make(n): n numbers."""
-    if p.layout == "any":
-        beside = max(2, p.rows)  # what lies between a row's elements
-        return make(p.width * beside).view(p.width, beside)[:, : p.rows], 0
-    unit = max(1, p.align // p.element.bytes) if p.align >= WIDEST else 1
-    step, off = -(-p.width // unit) * unit if p.rows > 1 else p.width, 0 if p.align >= WIDEST else 1
-    return make(p.rows * step + off)[off:].view(p.rows, step)[:, : p.width], -1
 
 
 def rows_together(codes: Iterable[Any], config: TopKConfig, p: TopKProblem) -> int | None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from flykernels.dtypes import dtype as element_type
 from tuning_cache.record import EagerMiss
 
 from . import asked, eager, settings
@@ -32,7 +33,8 @@ TOPK = ((128, 6), (256, 8), (8192, 8), (32000, 50), (128256, 64), (1000000, 100)
 
 @dataclass(frozen=True)
 class Case:
-    """One call to be made: rows of `width` elements; k: of topk; gradient: rms_norm is followed by its backward."""
+    """One call to be made: rows of `width` elements; k: of topk; gradient: rms_norm is followed by its backward, and of
+    add_rms_norm it is the backward; residual: with a gradient of its sum."""
 
     op: str
     dtype: str
@@ -45,6 +47,7 @@ class Case:
     largest: bool = True
     last: bool = True  # topk along the last axis
     align: int = WIDEST  # bytes, that all rows' starts are a multiple of
+    residual: bool = True
 
     def __str__(self) -> str:
         more = f" k={self.k}" if self.op == "topk" else " with gradient" if self.gradient else ""
@@ -73,12 +76,13 @@ def cases(
 def case_of(miss: EagerMiss) -> Case:
     """The call that leads to a recorded case."""
     held = miss.case
-    gradient = held.get("gradient", miss.op == "rms_norm_backward")
+    gradient = held.get("gradient", miss.op == "rms_norm_backward" or held.get("direction") == "backward")
     align = held.get("align", WIDEST if held.get("wide", True) else 0)
     return Case(
-        miss.template, held["dtype"], held["rows"], held["width"], held.get("k", 0), gradient,
+        miss.op.removesuffix("_backward"), held["dtype"], held["rows"], held["width"], held.get("k", 0), gradient,
         weight=held.get("weight_dtype"), weight_gradient=held.get("weight_gradient", True),
         largest=held.get("largest", True), last=held.get("layout") != "any", align=align,
+        residual=held.get("residual", True),
     )  # fmt: skip
 
 
@@ -88,10 +92,15 @@ def call(case: Case, device: str) -> None:
 
     if case.op == "topk":
         x = _operand(case, device)
-        torch.topk(x if case.last else x.t().contiguous(), case.k, -1 if case.last else 0, case.largest)
+        if not case.last:  # a row's elements lie apart, those of the only row too
+            x = torch.nn.functional.pad(x.t(), (0, 1))[:, : case.rows]
+        torch.topk(x, case.k, -1 if case.last else 0, case.largest)
         return
     kind = case.weight or case.dtype
     weight = None if kind == "none" else torch.randn(case.width, device=device).to(_dtype(kind))
+    if case.op == "add_rms_norm":
+        _add_rms_norm(case, device, weight)
+        return
     with torch.set_grad_enabled(case.gradient):
         x = _operand(case, device).requires_grad_(case.gradient)
         if weight is not None:
@@ -101,10 +110,25 @@ def call(case: Case, device: str) -> None:
             y.backward(torch.ones_like(y))
 
 
+def _add_rms_norm(case: Case, device: str, weight: Any) -> None:
+    """The public operator, forward or backward."""
+    import torch
+
+    from . import ops  # what makes it
+
+    x, other = _operand(case, device), _operand(case, device)
+    with torch.no_grad():
+        if not case.gradient:
+            ops.add_rms_norm(x, other, weight)
+            return
+        rstd, dsum = torch.ones(case.rows, 1, device=device), _operand(case, device) if case.residual else None
+        torch.ops.flykernels.add_rms_norm_backward(other, dsum, x, rstd, weight, case.weight_gradient)
+
+
 def _dtype(name: str) -> Any:
     import torch
 
-    return {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[name]
+    return getattr(torch, str(element_type(name).torch))
 
 
 def _operand(case: Case, device: str) -> Any:

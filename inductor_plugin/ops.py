@@ -27,7 +27,7 @@ from .eager_gate import Candidate, bucket
 from .eager_rms import MISSING, PLANS_MOST
 from .eager_rms_call import NAMES, compare, composed_backward, dense, gradient_sizes, rows_of
 from .ops_grouped import mx_grouped_matmul, mxfp8_grouped_linear
-from .ops_mx import mx_matmul, mx_quantize, scaled_linear
+from .ops_mx import has_tangent, mx_matmul, mx_quantize, scaled_linear
 
 log = logging.getLogger(__name__)
 __all__ = [
@@ -58,8 +58,8 @@ def add_rms_norm(x: Any, residual: Any, weight: Any = None, eps: float | None = 
     eps          None: as F.rms_norm takes it
 
     Both results have x's dtype and are dense. x + residual is rounded to that dtype before it is normalised, as the two
-    operators by themselves do. Differentiable in x, residual and weight. RuntimeError for shapes or dtypes that do not
-    fit. Same as torch.ops.flykernels.add_rms_norm."""
+    operators by themselves do. Differentiable in x, residual and weight, in forward mode too.
+    RuntimeError for shapes or dtypes that do not fit. Same as torch.ops.flykernels.add_rms_norm."""
     return torch.ops.flykernels.add_rms_norm(x, residual, weight, eps)
 
 
@@ -84,6 +84,8 @@ def _checked(x: Any, residual: Any, weight: Any) -> tuple[int, ...]:
 
 
 def _add_rms_norm(x: Any, residual: Any, weight: Any = None, eps: float | None = None) -> Any:
+    if any(t is not None and has_tangent(t) for t in (x, residual, weight)):
+        return composed(x, residual, weight, eps)[:2]  # of operators that forward mode knows
     y, total, _ = torch.ops.flykernels.add_rms_norm_forward(x, residual, weight, eps)
     return y, total
 

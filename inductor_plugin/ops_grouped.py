@@ -24,7 +24,16 @@ from flykernels.microscaling import BLOCK
 from templates.grouped_gemm.scaled.arguments import POINTERS, problem_of, scalar_values
 
 from . import devices, eager_code
-from .ops_mx import FORMAT_DTYPES, INPUT_DTYPES, Named, differentiable_once, filled, mx_pairs, without_gradients
+from .ops_mx import (
+    FORMAT_DTYPES,
+    INPUT_DTYPES,
+    Named,
+    differentiable_once,
+    filled,
+    mx_pairs,
+    on_one_device,
+    without_gradients,
+)
 from .scaled import dequantized
 
 _library = torch.library.Library("flykernels", "FRAGMENT")
@@ -172,6 +181,7 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, offs: Any, out_dtype: An
     from templates.grouped_gemm.scaled.build import KERNELS
     from templates.grouped_gemm.scaled.space import candidates
 
+    on_one_device("mx_grouped_matmul", A=a, B=b, scale_a=scale_a, scale_b=scale_b, offs=offs)
     p = problem_of(a, b, scale_a, scale_b, offs, str(out_dtype))
     if offs.device.type == "cpu":
         look_at(offs, a.shape[0] if p.form == "m" else a.shape[1] * p.per_byte("a"), p.unit)
@@ -232,6 +242,7 @@ def _composed(p: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, offs: Any, out
 
 def _fake_matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, offs: Any, out_dtype: Any) -> Any:
     """Shapes are checked as far as they are known; addresses are not yet."""
+    on_one_device("mx_grouped_matmul", A=a, B=b, scale_a=scale_a, scale_b=scale_b, offs=offs)
     torch._check(
         a.dim() == 2 and b.dim() in (2, 3), lambda: "mx_grouped_matmul: A must be a matrix, B one or a stack of them"
     )

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from flykernels.dtypes import dtype as element_type
 from flykernels.microscaling import BLOCK, FORMATS
@@ -82,13 +83,28 @@ def scaled_linear(x: Any, w: Any, bias: Any = None, dtype: Any = torch.float8_e4
 
 
 def without_gradients(*tensors: Any) -> tuple:
-    """The tensors; where no gradients are recorded, detached: a Function is asked for those of parameters even then."""
+    """The tensors; where no gradients are recorded, detached: a Function is asked for those of parameters even then.
+    Not those with a tangent, which would be lost without a word: a Function says that it has none."""
     if torch.is_grad_enabled():
         return tensors
-    return tuple(t if t is None else t.detach() for t in tensors)
+    return tuple(t if t is None or has_tangent(t) else t.detach() for t in tensors)
+
+
+def has_tangent(x: Any) -> bool:
+    """Whether forward-mode differentiation looks at a tensor."""
+    return forward_ad.unpack_dual(x).tangent is not None
+
+
+def on_one_device(name: str, **tensors: Any) -> None:
+    """ValueError where tensors are on several: a kernel would read addresses of another, or none would run."""
+    devices = {of: t.device for of, t in tensors.items() if t is not None}
+    if len(set(devices.values())) > 1:
+        shown = ", ".join(f"{of} on {device}" for of, device in devices.items())
+        raise ValueError(f"{name}: {shown}: all on one device are wanted")
 
 
 def _check_linear(x: Any, w: Any, bias: Any, dtype: Any) -> None:
+    on_one_device("scaled_linear", x=x, w=w, bias=bias)
     if w.dim() != 2 or x.dim() < 1 or x.shape[-1] != w.shape[1]:
         raise ValueError(
             f"scaled_linear: x is {tuple(x.shape)} and w {tuple(w.shape)}: they must be (..., K) and (N, K)"
@@ -287,6 +303,7 @@ def _matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: An
     from templates.scaled_gemm import gfx950
     from templates.scaled_gemm.space import candidates
 
+    on_one_device("mx_matmul", A=a, B=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     p = problem_of(a, b, scale_a, scale_b, bias, str(out_dtype))
     if p.scaling != "block":
         raise ValueError(f"mx_matmul: scales are {scale_a.dtype}: one float8_e8m0fnu for 32 numbers is wanted")
@@ -326,6 +343,7 @@ def composed_matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any) -> An
 
 def _fake_matmul(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any) -> Any:
     """Shapes are checked as the kernel does, for any number of rows; addresses are not known yet."""
+    on_one_device("mx_matmul", A=a, B=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     per = 2 if a.dtype == torch.float4_e2m1fn_x2 else 1
     per_b = 2 if b.dtype == torch.float4_e2m1fn_x2 else 1
     torch._check(a.dim() == 2 and b.dim() == 2, lambda: "mx_matmul: A and B must be matrices")

@@ -37,14 +37,19 @@ TEXT_MOST = 100  # characters of a name
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 EAGER = "eager "  # before the names of eager operators
 DTYPES = ("f32", "bf16", "f16")
+SELECTED = (*DTYPES, "f64", "i64", "i32", "i16", "i8", "u8")  # of topk, on a CPU
 # What the cases of an eager operator hold, on a CPU and on a GPU, and of what type it is.
 NORM = {"dtype": str, "weight_dtype": str, "rows": int, "width": int}
 CASES: dict[str, list[dict[str, type]]] = {
     "rms_norm": [{**NORM, "gradient": bool}, {**NORM, "align": int}],
     "rms_norm_backward": [{**NORM, "align": int, "weight_gradient": bool}],
+    "add_rms_norm": [{**NORM, "align": int, "direction": str, "residual": bool, "rstd": bool, "weight_gradient": bool}],
     "topk": [{"dtype": str, "largest": bool, "layout": str, "wide": bool, "rows": int, "width": int, "k": int}],
 }
-NAMES = {"dtype": DTYPES, "weight_dtype": (*DTYPES, "none"), "layout": ("last", "any"), "align": (2, 4, 8, 16)}
+NAMES = {
+    "dtype": DTYPES, "weight_dtype": (*DTYPES, "none"), "layout": ("last", "any"), "align": (2, 4, 8, 16),
+    "direction": ("forward", "backward"),
+}  # fmt: skip
 # ATen's operation -> the template that serves it.
 TEMPLATES = {
     "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm", "_mkl_linear": "gemm", "_scaled_mm": "scaled_gemm",
@@ -84,7 +89,7 @@ class Miss:
 class EagerMiss:
     """One case of an eager operator that the cache did not know.
 
-    op      "rms_norm", "rms_norm_backward" or "topk"
+    op      "rms_norm", "rms_norm_backward", "add_rms_norm" or "topk"
     case    its bucket, as keys hold it
     target  as keys hold it"""
 
@@ -99,7 +104,7 @@ class EagerMiss:
 
     @property
     def template(self) -> str:
-        return self.op.removesuffix("_backward")
+        return "rms_norm" if "rms_norm" in self.op else self.op
 
     def key(self, versions: dict) -> Key:
         return Key(self.name, self.case, self.target, versions)
@@ -247,7 +252,8 @@ def _case(op: str, given: dict) -> dict:
         raise RecordError(f"a case of {op} has {known}")
     for name, value in given.items():
         _plain(f"case's {name}", value, kinds[name])
-        if value not in NAMES.get(name, (value,)) or (kinds[name] is int and value < 1):
+        names = SELECTED if (op, name) == ("topk", "dtype") else NAMES.get(name, (value,))
+        if value not in names or (kinds[name] is int and value < 1):
             raise RecordError(f"case's {name} is {_short(value)}")
     return dict(given)
 

@@ -141,8 +141,12 @@ CASES = [
     ("rms_norm", {**NORM, "gradient": True}),
     ("rms_norm", {**NORM, "align": 8}),
     ("rms_norm_backward", {**NORM, "weight_dtype": "f32", "align": 16, "weight_gradient": True}),
+    ("add_rms_norm", {
+        **NORM, "align": 4, "direction": "backward", "residual": True, "rstd": False, "weight_gradient": False,
+    }),
+    ("topk", {**TOPK, "dtype": "i64"}),
     ("topk", TOPK),
-]
+]  # fmt: skip
 
 
 def test_cases_of_eager_operators_are_read_too(tmp_path):
@@ -152,7 +156,7 @@ def test_cases_of_eager_operators_are_read_too(tmp_path):
         note(each, str(path))
     (product, *eager), torn = read(path)
     assert torn == 0 and product.key({"plugin": "1"}) == key() and [m.key({"plugin": "1"}) for m in eager] == asked
-    assert [m.template for m in eager] == ["rms_norm", "rms_norm", "rms_norm", "topk"]
+    assert [m.template for m in eager] == [*["rms_norm"] * 4, "topk", "topk"]
 
 
 def case(op="topk", **changes):
@@ -195,7 +199,9 @@ BAD = {
     case(k=True): "case's k is 'bool', not of its type",
     case(rows=0): "case's rows is 0",
     case(width=1 << 31): "case's width is 2147483648, not from 0",
-    case(dtype="f64"): "case's dtype is 'f64'",
+    case(dtype="f8"): "case's dtype is 'f8'",
+    case("rms_norm", dtype="f64"): "case's dtype is 'f64'",
+    case("add_rms_norm", direction="sideways"): "case's direction is 'sideways'",
     case(layout="x" * 101): "too long",
     case(largest=1): "case's largest is 1, not of its type",
     case("rms_norm", align=3): "case's align is 3",

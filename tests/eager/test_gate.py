@@ -233,6 +233,25 @@ def test_pinned_strict_says_what_is_missing(monkeypatch, prefer_ours):
         torch.topk(torch.randn(4, 5), 0)
 
 
+MEASURED = {
+    "rms_norm": lambda: F.rms_norm(torch.ones(4, 96), (96,), torch.ones(96)),
+    "its gradient": lambda: F.rms_norm(torch.ones(4, 96, requires_grad=True), (96,)).sum().backward(),
+    "topk": lambda: torch.topk(torch.ones(4, 96), 5),
+    "topk of integers": lambda: torch.topk(torch.ones(4, 96, dtype=torch.int64), 5),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("door", [True, False])
+def test_measuring_draws_nothing_of_the_users(prefer_ours, monkeypatch, name, door):
+    if not door:
+        monkeypatch.setattr(eager, "_open_rms_norm", lambda *_: False)
+    before = torch.get_rng_state()
+    with eager.enabled(["cpu"]):
+        MEASURED[name]()
+    assert counters["benchmarks"] and torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("function", [norm, lambda x: torch.topk(x, 3)[0]], ids=["rms_norm", "topk"])
 def test_decisions_dropped_while_a_case_is_measured(prefer_ours, monkeypatch, function):
     """The measured calls are then unknown again: they must not wait for the lock that their own measurement holds."""

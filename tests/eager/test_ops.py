@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 
 from inductor_plugin import ops
@@ -102,6 +103,26 @@ def test_second_derivatives_through_a_kernel():
 
     ours = twice(lambda *o: ops.add_rms_norm(*o, 1e-3)[0])
     torch.testing.assert_close(ours, twice(lambda x, r, w: F.rms_norm(x + r, (6,), w, 1e-3)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_forward_mode(dtype, recorded):
+    """Tangents are those of ATen's operators, also by functorch's jvp, and where no gradient is recorded."""
+    draw = lambda *shape: torch.randn(*shape).to(dtype)
+    primals, tangents = (draw(3, 8), draw(3, 8), draw(8)), (draw(3, 8), draw(3, 8), draw(8))
+    ours = lambda x, r, w: ops.add_rms_norm(x, r, w, 1e-3)
+    theirs = lambda x, r, w: (F.rms_norm(x + r, (8,), w, 1e-3), x + r)
+
+    def dual(function, which):
+        with torch.set_grad_enabled(recorded), forward_ad.dual_level():
+            given = [forward_ad.make_dual(p, t) if n in which else p for n, (p, t) in enumerate(zip(primals, tangents))]
+            return [forward_ad.unpack_dual(y).tangent for y in function(*given)]
+
+    close = lambda a, b: torch.testing.assert_close(a, b, rtol=3e-2 if dtype == torch.bfloat16 else 1e-4, atol=3e-2)
+    for which in ((0,), (1,), (2,), (0, 1, 2)):
+        close(dual(ours, which), dual(theirs, which))
+    close(torch.func.jvp(ours, primals, tangents), torch.func.jvp(theirs, primals, tangents))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from rich.console import Console
 
-from inductor_plugin import eager, eager_warmup, settings
+from inductor_plugin import eager, eager_warmup, ops, settings
 from inductor_plugin.cli import main
 from inductor_plugin.counters import counters
 from tuning_cache.record import read
@@ -36,6 +36,12 @@ def calls(device: str) -> None:
     torch.topk(draw(4, 300), 5)
     torch.topk(draw(300, 8, dtype=torch.bfloat16), 3, 0, largest=False)
     torch.topk(draw(4 * 128 + 1)[1:].view(4, 128), 7)
+    torch.topk(draw(256)[::2], 5)
+    for dtype in (torch.int64, torch.uint8, torch.float64) if device == "cpu" else ():  # GPUs' kernels take no others
+        torch.topk(draw(4, 120).mul(9).abs().to(dtype), 5)
+    total = ops.add_rms_norm(x, draw(6, 64), weight)
+    torch.autograd.grad(total[0].sum(), (x, weight))
+    torch.autograd.grad(sum(t.sum() for t in ops.add_rms_norm(x, draw(6, 64))), x)
 
 
 def warmup(*arguments: str):
@@ -44,6 +50,7 @@ def warmup(*arguments: str):
 
 def new_process() -> None:
     eager.forget()
+    ops._on.cache_clear()
     settings._store.cache_clear()
     counters.clear()
 
@@ -52,6 +59,7 @@ def test_what_was_missed_is_measured_ahead_of_the_next_run(tmp_path, monkeypatch
     record = tmp_path / "misses"
     monkeypatch.setenv("FLYKERNELS_RECORD", str(record))
     monkeypatch.setenv("FLYKERNELS_MODE", "pinned")
+    ops._on.cache_clear()
     with eager.enabled([device]):
         calls(device)
         calls(device)

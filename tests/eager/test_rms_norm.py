@@ -145,6 +145,23 @@ def test_gradients_of_expanded_and_strided_upstream(on):
             torch.testing.assert_close(ours, torch.autograd.grad(z, (x, weight), dy), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "shape, axes", [((6, 1, 5), 2), ((6, 4, 1), 2), ((6, 1, 1), 2), ((1, 1, 7), 3), ((3, 1, 4, 1), 3)]
+)
+@pytest.mark.parametrize("door", [True, False])
+def test_a_weight_with_axes_of_one_element(prefer_ours, monkeypatch, shape, axes, door):
+    """Upstream lies densely, or not as kernels want it; the weight's gradient has the weight's shape in any case."""
+    if not door:
+        monkeypatch.setattr(eager, "_open_rms_norm", lambda *_: False)
+    normalized = shape[-axes:]
+    x, weight = torch.randn(shape, requires_grad=True), torch.randn(normalized, requires_grad=True)
+    for dy in (torch.randn(shape), torch.randn(()).expand(shape), torch.randn(*shape, 2)[..., 0]):
+        step = lambda dy=dy: torch.autograd.grad(F.rms_norm(x, normalized, weight, 1e-5), (x, weight), dy)
+        with eager.enabled(["cpu"]):
+            ours = step()
+        torch.testing.assert_close(ours, step(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("door", [True, False])
 def test_a_graph_outlives_the_switch(prefer_ours, monkeypatch, door):
     """loss = model(x) with eager operators on, loss.backward() after: ATen has no gradient of the fused operator."""

@@ -143,6 +143,19 @@ def test_rows_at_several_distances(slots):
         assert values.is_contiguous() and (torch_door.OURS, view.shape[dim], 3) in slots()
 
 
+@pytest.mark.parametrize("rows, cut", [
+    (1, lambda x: x[:, ::2]), (1, lambda x: x[0, ::2]), (5, lambda x: x[:, :301]), (5, lambda x: x[:, 1:302]),
+    (5, lambda x: x[:, :300]), (5, lambda x: x.t().contiguous().t()),
+])  # fmt: skip
+def test_what_is_measured_is_what_is_called(slots, rows, cut):
+    """A case is measured by calls of the very slot that it is decided for: by others it would be ATen's, who takes any
+    of equal elements."""
+    x = cut(torch.randint(0, 9, (rows, 640), dtype=torch.int8))
+    indices = torch.topk(x, 99).indices
+    assert (torch_door.OURS, x.shape[-1], 99) in slots()
+    assert torch.equal(indices, expected(x, 99)[1])
+
+
 def test_copies_of_uneven_rows_are_freed(on):
     held = torch.randn(4, 5, 3, 700)[:, :3, :2]
     torch.topk(held, 5)

@@ -227,6 +227,7 @@ def test_a_broken_promise_is_an_error_on_a_cpu():
         (lambda a, b, s, t, o: (a[:, :64], b, s, t, o), "64 numbers"),
         (lambda a, b, s, t, o: (a, b, s, t, torch.cat([o, o])[::2]), "neighbours"),
         (lambda a, b, s, t, o: (a, b[:1], s, t[:1], o), "1 groups"),
+        (lambda a, b, s, t, o: (a, b, s, t, o.to("meta")), "one device"),
     ],
 )
 def test_matmul_refuses_in_words(change, words):

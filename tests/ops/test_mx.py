@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 from flykernels.dtypes import dtype as element_type
 from inductor_plugin import ops, ops_mx
@@ -183,6 +184,25 @@ def test_matmul_refuses_in_words(change, words):
         ops.mx_matmul(*change(a, b.t(), s, t))
 
 
+@pytest.mark.parametrize("elsewhere", range(5))
+def test_operands_on_two_devices_are_refused(elsewhere):
+    (a, s), (b, t) = quantized(64), quantized(32)
+    given = [a, b.t(), s, t, torch.zeros(32, dtype=torch.bfloat16)]
+    given[elsewhere] = given[elsewhere].to("meta")
+    with pytest.raises(ValueError, match=r"mx_matmul.*one device"):
+        ops.mx_matmul(*given)
+
+
+def test_forward_mode_is_refused_where_no_gradient_is_recorded_too():
+    """Its tangents would be lost without a word."""
+    x, w = torch.randn(4, 32), torch.randn(32, 32)
+    for recorded in (True, False):
+        with torch.set_grad_enabled(recorded), forward_ad.dual_level():
+            with pytest.raises(NotImplementedError, match="jvp"):
+                ops.scaled_linear(forward_ad.make_dual(x, x), w)
+            assert ops.scaled_linear(x, w).shape == (4, 32)
+
+
 def swizzled(s: torch.Tensor) -> torch.Tensor:
     return torch.zeros(128 * 4, dtype=torch.uint8).view(torch.float8_e8m0fnu)
 
@@ -211,6 +231,8 @@ def test_linear_refuses_in_words():
     x, w = torch.zeros(4, 40), torch.zeros(32, 40)
     with pytest.raises(ValueError, match="K = 40"):
         ops.scaled_linear(x, w)
+    with pytest.raises(ValueError, match=r"scaled_linear.*one device"):
+        ops.scaled_linear(x, w.to("meta"))
     with pytest.raises(ValueError, match="must be"):
         ops.scaled_linear(x, torch.zeros(32, 64))
     with pytest.raises(ValueError, match="both bfloat16"):
