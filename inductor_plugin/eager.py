@@ -17,17 +17,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flykernels.forks import anew_in_children
+
 from . import settings
 
 log = logging.getLogger(__name__)
 
 _lock = threading.RLock()
+anew_in_children(sys.modules[__name__], _lock=threading.RLock)
 OPERATORS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward", "aten::topk", "aten::topk.values")
 
 

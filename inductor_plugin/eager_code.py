@@ -9,12 +9,14 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from flykernels.codeobject import CodeObject
+from flykernels.forks import anew_in_children
 
 from . import settings
 from .counters import counters
@@ -24,9 +26,10 @@ log = logging.getLogger(__name__)
 Codes = tuple[CodeObject, ...]
 BUILDERS = 16  # threads at most that build kernels of one case
 _built: dict[str, Codes] = {}
-_building: dict[str, threading.Lock] = {}
 _launchers: dict[str, Callable] = {}
+_building: dict[str, threading.Lock] = {}
 _lock = threading.RLock()
+anew_in_children(sys.modules[__name__], _lock=threading.RLock, _building=dict)
 
 
 def artefact_of(codes: Codes) -> str:

@@ -43,6 +43,8 @@ VETOES = 3  # measurements that must all say that a call is slower, where the GP
 QUEUE_ROUNDS, QUEUE_CALLS = 7, 10
 QUEUE_CYCLES = 800_000  # of a GPU's clock, some 0.4 ms: in which ten calls are sent
 _here = threading.local()  # measuring: whether this thread does
+_at_it: set[int] = set()  # threads that measure
+_cut_off = False  # whether this process was forked while another thread did
 
 
 class Wrong(Exception):
@@ -103,6 +105,10 @@ def decide(key: Key, measure: Callable[[], Entry], may_measure: bool = True) -> 
     if known is None and mode == "tune" and not may_measure:
         _missed(key)
         return None, False
+    if known is None and mode == "tune" and _cut_off:
+        log.info("%s %s: forked while another thread measured, so nothing is here; ATen serves it", key.op, key.problem)
+        _missed(key)
+        return None, True
     turn = ranks.ask(key, known, mode == "tune")
     if turn.entry is not None:
         counters["from cache"] += 1
@@ -179,11 +185,13 @@ def apart(work: Callable[[], Any]) -> Any:
     def run() -> None:
         torch.get_num_threads()  # a new thread learns torch's number from this
         _here.measuring = True
+        _at_it.add(threading.get_ident())
         try:
             with torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
                 outcome.append((work(), None))
         except BaseException as e:
             outcome.append((None, e))
+        _at_it.discard(threading.get_ident())
 
     thread = threading.Thread(target=run, name="flykernels-measure", daemon=True)
     thread.start()
@@ -192,6 +200,16 @@ def apart(work: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return found
+
+
+def _in_child() -> None:
+    """Of a measurement that another thread was in, the child has half: modules, and a compiler's memory."""
+    global _cut_off
+    _cut_off = _cut_off or bool(_at_it)
+    _at_it.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def won(decided: Timing) -> dict:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
 from typing import Any
+
+from flykernels.forks import anew_in_children
 
 from . import TOKEN, artifacts, private
 from .fingerprint import fingerprint
@@ -13,6 +16,7 @@ from .fingerprint import fingerprint
 log = logging.getLogger(__name__)
 
 _lock = threading.Lock()
+anew_in_children(sys.modules[__name__], _lock=threading.Lock)
 _state = {"off": False, "asked": False}  # disabled; whether a graph of this process has asked for us
 
 

@@ -11,12 +11,14 @@ import functools
 import json
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from flykernels.codeobject import CodeObject
+from flykernels.forks import anew_in_children
 from templates.gemm.problem import GemmProblem
 
 from . import artifacts, settings
@@ -64,6 +66,7 @@ def _short(value: Any) -> str:
 
 _built: dict[str, CodeObject] = {}
 _building = threading.Lock()
+anew_in_children(sys.modules[__name__], _building=threading.Lock)
 
 
 def code_for(spec: Spec) -> CodeObject:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
-from .forks import anew_in_children
+from flykernels.forks import anew_in_children
 
 try:  # three times as fast, where it is installed: flykernels[fast]
     import orjson

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from flykernels.forks import anew_in_children
+
 from . import segment
 from .entry import Entry, EntryError, is_digest
-from .forks import anew_in_children
 from .segment import NewerSegment, Record, Segment, SegmentError
 
 SUFFIX = {"entries": ".json", "objects": ".fko"}

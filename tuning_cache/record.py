@@ -21,10 +21,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from flykernels.forks import anew_in_children
 from templates import kinds
 
 from .entry import Key, canonical
-from .forks import anew_in_children
 
 log = logging.getLogger(__name__)
 

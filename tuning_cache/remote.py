@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from flykernels.forks import anew_in_children
+
 from .archive import Limits
 from .entry import Entry, EntryError, Key
-from .forks import anew_in_children
 from .merge import merge
 
 log = logging.getLogger(__name__)

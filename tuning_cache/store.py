@@ -18,9 +18,9 @@ from pathlib import Path
 import filelock
 
 from flykernels.codeobject import CodeObject, CodeObjectError
+from flykernels.forks import anew_in_children
 
 from .entry import Entry, EntryError, Key, NewerFormat, Timing, canonical, entry_of, is_digest
-from .forks import anew_in_children
 from .layer import Found, Layer, grouped
 from .merge import merge
 from .remote import Remote

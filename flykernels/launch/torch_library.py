@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..codeobject import CodeObject
+from ..forks import anew_in_children
 from . import torch_door
 from .elf import ElfError, Image
 from .host import C_LIBRARY, HostKernel, LaunchError, thread_pool
@@ -87,6 +88,7 @@ class Door:
         self.key = key
         self._library = libtorch()
         self._resolve, self._lock = resolve, threading.Lock()
+        anew_in_children(self, _lock=threading.Lock)
         self._messages: dict[str, Any] = {}
         self._words: dict[tuple[int, ...], Any] = {}
         self._keep: list[Any] = []  # kernels and outgrown tables: a call may be under way in them
