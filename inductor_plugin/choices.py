@@ -108,6 +108,9 @@ class Choice(names.ChoiceCaller):  # type: ignore[name-defined,misc]
 
     def output_node(self) -> Any:
         spec = with_artefact(self.spec)
+        for node in self.input_nodes:  # what Inductor computes itself it would lay otherwise if it liked
+            if isinstance(node.get_layout(), names.ir.FlexibleLayout):
+                node.freeze_layout()
         name = f"{self.name}_{_short_digest(spec)}"
         return names.TensorBox.create(KernelCall(spec, name, layout=self.layout, inputs=self.input_nodes))
 

@@ -224,6 +224,15 @@ def test_a_symbolic_number_that_is_added_is_no_residual(log):
     assert "no fused candidates" not in log.text
 
 
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_an_operand_that_is_computed_lies_as_the_kernel_expects_it(batch, log):
+    """Inductor would decide later that relu(x) had better lie as x does, and every call would be ATen's."""
+    x, w = torch.randn(*batch, 40, 33), torch.randn(*batch, 40, 24)
+    out, code = run_and_get_code(compile_with(lambda x, w: F.relu(x.mT) @ w), x, w)
+    assert ours_ran(code) and "ATen serves" not in log.text
+    assert_close(out, F.relu(x.mT.double()) @ w.double(), 40)
+
+
 def test_operands_written_in_place_before_the_activation():
     """Inductor writes into x between the product and relu (in training it keeps their order): the product of what x was
     before is meant."""
