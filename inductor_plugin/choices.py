@@ -137,9 +137,9 @@ def packed_constant(request: Request, spec: Spec) -> Any:
     from templates.gemm.packing import pack_b
 
     make = lambda: pack_b(request.problem, spec.config, request.constant)
-    packing = kernels.packing_of(spec)
-    name = request.nodes[1].get_name()
-    return private.derived_constant((name, packing), make, f"{name}_flykernels_packed")
+    name, b = request.nodes[1].get_name(), request.constant
+    part = (b.storage_offset(), b.shape, b.stride())  # several products may each take a part of one constant
+    return private.derived_constant((name, part, kernels.packing_of(spec)), make, name + private.DERIVED)
 
 
 # -- what is offered
