@@ -108,6 +108,9 @@ class Choice(names.ChoiceCaller):  # type: ignore[name-defined,misc]
 
     def output_node(self) -> Any:
         spec = with_artefact(self.spec)
+        for node in self.input_nodes:  # what Inductor computes itself it would lay otherwise if it liked
+            if isinstance(node.get_layout(), names.ir.FlexibleLayout):
+                node.freeze_layout()
         name = f"{self.name}_{_short_digest(spec)}"
         return names.TensorBox.create(KernelCall(spec, name, layout=self.layout, inputs=self.input_nodes))
 
@@ -134,9 +137,9 @@ def packed_constant(request: Request, spec: Spec) -> Any:
     from templates.gemm.packing import pack_b
 
     make = lambda: pack_b(request.problem, spec.config, request.constant)
-    packing = kernels.packing_of(spec)
-    name = request.nodes[1].get_name()
-    return private.derived_constant((name, packing), make, f"{name}_flykernels_packed")
+    name, b = request.nodes[1].get_name(), request.constant
+    part = (b.storage_offset(), b.shape, b.stride())  # several products may each take a part of one constant
+    return private.derived_constant((name, part, kernels.packing_of(spec)), make, name + private.DERIVED)
 
 
 # -- what is offered

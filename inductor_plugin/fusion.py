@@ -219,7 +219,8 @@ def offer_fused(graph: Graph) -> int:
     for gemm, activation, residual, last in list(chains(graph)):
         materialised = all(_reads_memory(user) for user in last.users)
         with graph.inserting_after(last):
-            args = (last, now(gemm.x), gemm.w, gemm.bias, now(residual), gemm.base, activation, materialised)
+            operands = map(now, (gemm.x, gemm.w, gemm.bias, residual))
+            args = (last, *operands, gemm.base, activation, materialised)
             fused = graph.call_function(torch.ops.flykernels.fused_gemm.default, args)
         fused.meta.update(last.meta)
         last.replace_all_uses_with(fused, delete_user_cb=lambda user: user is not fused)

@@ -131,6 +131,7 @@ def _hook() -> bool:
     names = loaded.names
     names.add_feedback_saver(_record)
     _enter_cache_keys(names)
+    private.around_saving_graphs()
     private.same_ptxas_as_helpers()
     private.teach_scaled_shapes()
     private.teach_scaled_grouped()

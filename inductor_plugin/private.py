@@ -52,6 +52,7 @@ OPTIONAL = {
     "post_grad_passes": "torch._inductor.compile_fx:post_grad_passes",
     "MultiTemplateBuffer": "torch._inductor.ir:MultiTemplateBuffer",
     "fallback_handler": "torch._inductor.lowering:fallback_handler",
+    "FxGraphCache": "torch._inductor.codecache:FxGraphCache",
     "graph": "torch._inductor.graph",  # its fallback_node_due_to_unsupported_type
     "benchmarker": "torch._inductor.runtime.benchmarking:benchmarker",
     "NoValidChoicesError": "torch._inductor.select_algorithm:NoValidChoicesError",
@@ -203,10 +204,11 @@ def constant_tensor(node: Any) -> Any:
     except (AttributeError, NotImplementedError):
         return None
     tensor = graph.constants.get(name)
-    if tensor is None or getattr(tensor, "is_mkldnn", False):
+    if tensor is None or getattr(tensor, "is_mkldnn", False) or not hasattr(names.FxGraphCache, "_save_graph"):
         return None
     size, stride = [int(s) for s in node.get_size()], [int(s) for s in node.get_stride()]
-    return tensor.as_strided(size, stride, int(node.get_layout().offset))
+    offset = int(node.get_layout().offset) + tensor.storage_offset()  # the node's counts from the constant's beginning
+    return tensor.as_strided(size, stride, offset)
 
 
 def derived_constant(key: tuple, make: Any, name: str) -> Any:
@@ -218,6 +220,26 @@ def derived_constant(key: tuple, make: Any, name: str) -> Any:
     if key not in made:
         made[key] = make()
     return graph.add_tensor_constant(made[key], name)
+
+
+DERIVED = "_flykernels_packed"  # how names of derived constants end
+
+
+def around_saving_graphs() -> None:
+    """Frozen graphs that hold constants of ours stay out of Inductor's cache of graphs: its keys do not know frozen
+    weights' values, and to another model, whose weights it puts in, it would give what was derived of the first's."""
+
+    def wrap(original: Any) -> Any:
+        def save(key: str, compiled_graph: Any, *args: Any, **kwargs: Any) -> None:
+            frozen = getattr(compiled_graph, "frozen_param_names", None)
+            if frozen and any(DERIVED in name for name in compiled_graph.constants or ()):
+                log.info("a frozen graph with packed weights is not kept for other processes")
+                return
+            original(key, compiled_graph, *args, **kwargs)
+
+        return save
+
+    _around(load().names.FxGraphCache, "_save_graph", "this torch keeps graphs elsewhere: no weights are packed", wrap)
 
 
 def define_in_wrapper(wrapper: Any, line: str) -> None:

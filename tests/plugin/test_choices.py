@@ -105,6 +105,34 @@ def test_frozen_weights_are_packed_ahead(freezing):
         assert torch.allclose(out, model(x), atol=1e-5)
 
 
+def test_frozen_weights_that_are_parts_of_something_larger(freezing):
+    """Where in its storage a weight begins counts, and so does which part of it a product takes."""
+    freezing()
+    whole, x = torch.randn(48, 48), torch.randn(9, 24)
+    weight = torch.nn.Parameter(whole[24:, 5:37], requires_grad=False)
+    model = torch.nn.Module()
+    model.weight = weight
+    model.forward = lambda x: (x @ model.weight[:, :16], x @ model.weight[:, 16:], F.linear(x, model.weight[:, 1:25]))
+    with torch.no_grad():
+        out, code = run_and_get_code(compile_with(model), x)
+    assert ours_ran(code) and "flykernels_packed" in code
+    for y, w in zip(out, (weight[:, :16], weight[:, 16:], weight[:, 1:25].t()), strict=True):
+        assert_close(y, x.double() @ w.double(), 24)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_another_model_of_the_same_shape_has_its_own_frozen_weights(freezing, dtype):
+    """Inductor takes a frozen graph from its cache whatever the weights are."""
+    freezing()
+    for _ in range(2):
+        model, x = torch.nn.Linear(24, 40, dtype=dtype).eval(), torch.randn(9, 24).to(dtype)
+        torch._dynamo.reset()
+        with torch.no_grad():
+            out, code = run_and_get_code(compile_with(model), x)
+        assert ours_ran(code) and "flykernels_packed" in code
+        assert_close(out, F.linear(x.double(), model.weight.double(), model.bias.double()), 24)
+
+
 def test_one_kernel_serves_a_symbolic_m(seen):
     weight = torch.randn(24, 32)
     function = compile_with(lambda x: F.linear(x, weight))
@@ -198,6 +226,14 @@ def test_a_value_that_is_needed_before_its_activation_is_not_fused():
     assert torch.allclose(active, F.gelu(plain), atol=1e-6)
 
 
+def test_what_ends_a_chain_may_be_the_weight_of_the_next():
+    """The first product with its activation is one kernel too, and its bare product is computed nowhere."""
+    x, a, b = torch.randn(20, 48), torch.randn(48, 32), torch.randn(32, 40)
+    out, code = run_and_get_code(compile_with(lambda x, a, b: F.relu(x @ F.relu(a @ b))), x, a, b)
+    assert code.count("= flykernels_bind(") == 2 == code.count('"activation":"relu"')
+    assert_close(out, F.relu(x.double() @ F.relu(a.double() @ b.double())), 48 + 32, size=500.0)
+
+
 def test_a_bias_whose_elements_are_no_neighbours_is_not_read_as_if_they_were():
     """Nor does the kernel that a dense bias got serve it: the cache's key says nothing of a row bias's stride."""
     w, x, numbers = torch.randn(32, 48), torch.randn(16, 32), torch.randn(96)
@@ -222,6 +258,15 @@ def test_a_symbolic_number_that_is_added_is_no_residual(log):
     for n in (3, 4):  # the second is a symbol
         assert_close(function(x, n), F.relu(x.double() @ w.double()) + n, 32)
     assert "no fused candidates" not in log.text
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_an_operand_that_is_computed_lies_as_the_kernel_expects_it(batch, log):
+    """Inductor would decide later that relu(x) had better lie as x does, and every call would be ATen's."""
+    x, w = torch.randn(*batch, 40, 33), torch.randn(*batch, 40, 24)
+    out, code = run_and_get_code(compile_with(lambda x, w: F.relu(x.mT) @ w), x, w)
+    assert ours_ran(code) and "ATen serves" not in log.text
+    assert_close(out, F.relu(x.mT.double()) @ w.double(), 40)
 
 
 def test_operands_written_in_place_before_the_activation():

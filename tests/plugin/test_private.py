@@ -99,6 +99,15 @@ def test_the_choices_factory_enters_the_cache_key(names):
     assert pickle.loads(written)().uuid() == uuid
 
 
+def test_frozen_graphs_are_saved_by_a_function_that_is_given_them(names):
+    import dataclasses
+
+    from torch._inductor.output_code import CompiledFxGraph
+
+    assert list(inspect.signature(names.FxGraphCache._save_graph).parameters)[:2] == ["key", "compiled_graph"]
+    assert {"frozen_param_names", "constants"} <= {f.name for f in dataclasses.fields(CompiledFxGraph)}
+
+
 def test_graphs_of_another_plugin_are_not_taken(monkeypatch):
     """What it fuses and how it calls kernels is in generated code, whatever the templates are."""
     from inductor_plugin import fingerprint as module
