@@ -12,7 +12,8 @@ _held: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.We
 
 
 def anew_in_children(owner: Any, **made: Callable[[], Any]) -> None:
-    """Sets the owner's attributes (name=function that makes its value), now and in every forked child."""
+    """Sets the owner's attributes (name=function that makes its value, and does not hold the owner), now and in every
+    forked child."""
     _held[owner] = made
     _make(owner, made)
 

@@ -80,8 +80,7 @@ def _check(x: Any, w: Any, offs: Any, dtype: Any) -> None:
         raise ValueError(f"{name}: x is {tuple(x.shape)} and w {tuple(w.shape)}: they must be (T, K) and (G, N, K)")
     if x.dtype != w.dtype or x.dtype not in INPUT_DTYPES:
         raise ValueError(f"{name}: x is {x.dtype} and w {w.dtype}: both bfloat16, float16 or float32")
-    if x.device != w.device or x.device != offs.device:
-        raise ValueError(f"{name}: x is on {x.device}, w on {w.device}, offs on {offs.device}: all on one device")
+    on_one_device(name, x=x, w=w, offs=offs)
     if dtype not in FORMAT_DTYPES:
         raise ValueError(f"{name}: dtype is {dtype}; MX formats are {', '.join(map(str, FORMAT_DTYPES))}")
     if offs.dtype != torch.int32:

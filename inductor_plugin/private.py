@@ -381,13 +381,14 @@ def around_autotuning(when: Any, settle: Any) -> None:
                     timings = original(*args, **kwargs)
                     return settle(timings) if timings and when() else timings
                 except Exception as e:
-                    known = devices.out_of_memory(e) or isinstance(e, none_ran)
+                    failed = isinstance(e, none_ran)
+                    known = failed or devices.out_of_memory(e)
                     aten = _aten_of(original, args, kwargs) if when() and known else None
                     if aten is None:
                         raise
-                    why = "every candidate failed while" if isinstance(e, none_ran) else "no memory for"
+                    why = "every candidate failed while" if failed else "no memory for"
                     log.warning("%s measuring %s: %s", why, aten.name, "again" if attempt == 1 else "ATen serves it")
-                    if isinstance(e, none_ran):
+                    if failed:
                         _forget_failed_rounds(cache)
                 devices.free_memory()
             return {aten: UNMEASURED_MILLISECONDS}

@@ -87,7 +87,8 @@ class Door:
         """key: the dispatch key. more: addresses by their names in `torch_door.OUTSIDE`."""
         self.key = key
         self._library = libtorch()
-        self._resolve, self._lock = resolve, threading.Lock()
+        self._resolve = resolve
+        self._lock: threading.Lock
         anew_in_children(self, _lock=threading.Lock)
         self._messages: dict[str, Any] = {}
         self._words: dict[tuple[int, ...], Any] = {}

@@ -18,13 +18,14 @@ import queue
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flykernels.codeobject import CodeObject
+from flykernels.forks import anew_in_children
 
 ROOT = Path(__file__).parents[2]  # where `templates` and `flykernels` are imported from
 
@@ -39,15 +40,8 @@ class Workers:
     def __init__(self, count: int | None = None):
         self.count = count or len(os.sched_getaffinity(0))
         self.began = time.monotonic(), time.process_time()  # seconds, and this process's at work
-        self._none_started()
-        forked = weakref.WeakMethod(self._none_started)
-        os.register_at_fork(after_in_child=lambda: (forked() or bool)())
-
-    def _none_started(self) -> None:
-        """Also for a forked child: the processes, and what they answer, are its parent's."""
-        self._idle: queue.LifoQueue[subprocess.Popen | None] = queue.LifoQueue()
-        for _ in range(self.count):
-            self._idle.put(None)
+        self._idle: queue.LifoQueue[subprocess.Popen | None]
+        anew_in_children(self, _idle=partial(_none_started, self.count))  # those that there are answer the parent
 
     def start(self) -> None:
         """Starts the processes now: they import what they need while this one does something else."""
@@ -138,6 +132,13 @@ class Workers:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _none_started(count: int) -> queue.LifoQueue[subprocess.Popen | None]:
+    idle: queue.LifoQueue[subprocess.Popen | None] = queue.LifoQueue()
+    for _ in range(count):
+        idle.put(None)
+    return idle
 
 
 def _end(worker: subprocess.Popen) -> None:
