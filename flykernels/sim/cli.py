@@ -34,7 +34,8 @@ class Argument(click.ParamType):
         try:
             return parse_argument(value)
         except (ValueError, OSError, OverflowError, MemoryError, EOFError) as e:
-            self.fail(f"{value}: {e}", param, ctx)
+            said = str(e)
+            self.fail(said if said.startswith(value) else f"{value}: {said}", param, ctx)
 
 
 def parse_argument(text: str):

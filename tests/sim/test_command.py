@@ -45,6 +45,10 @@ def test_bad_words(file, words, message):
     assert message in refused(file, *words)
 
 
+def test_a_word_is_named_once():
+    assert refused("k.s", "--args", "u32[2*2]").count("u32[2*2]") == 1
+
+
 def test_bad_files(tmp_path):
     for name, data in {
         "empty": b"", "text": b"hello\n", "zip": b"PK\x03\x04" + bytes(99), "elf": b"\x7fELF" + bytes(60),
